@@ -1,0 +1,51 @@
+# Every target but help and clean works in .venv, which is made on first use and again when requirements.lock changes.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+READY := .venv/ready
+BIN := .venv/bin
+
+.PHONY: help demo test test-all check format lock clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY)  ## Answer a few problems in contemplation tokens, with the model in the package
+	@$(BIN)/ccot demo
+
+test: $(READY)  ## Run the fast tests
+	$(BIN)/pytest
+
+test-all: $(READY)  ## Run all tests
+	$(BIN)/pytest -m ""
+
+check: $(READY)  ## Check format, style, types, imports and spelling
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(READY)  ## Format the code and repair what can be repaired
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+lock: $(READY)  ## Take the newest dependencies into requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --upgrade --all-extras --universal --generate-hashes \
+	  --no-emit-package torch --custom-compile-command "make lock" --output-file requirements.lock --quiet
+
+clean:  ## Remove .venv, caches and builds
+	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+
+# The lock pins everything but torch, whose builds differ in what else they need. On Linux the default one brings
+# gigabytes of CUDA packages; `make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"` does not.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: $(PYTHON) is not Python 3.11 or later with venv and ensurepip" >&2; \
+	  echo "fix:   apt install python3-venv (Debian, Ubuntu), or make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Installing into .venv, once: the packages of requirements.lock, then $(TORCH)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.lock
+	@$(BIN)/pip install $(TORCH)
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,319 @@
+"""Train the embedded default from nothing: its tokenizer, θ-tiny, and the methods that are shipped with it.
+
+    python examples/train_embedded.py                     # everything, about two hours on two cores
+    python examples/train_embedded.py --only methods      # φ, ψ and END again, θ as it is shipped
+
+Interrupted at any moment, the same command goes on where it stopped. Results go to src/ccot_cli/embedded/, checkpoints
+and logs to build/embedded/.
+"""
+
+import json
+import platform
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+import typer
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ccot_cli.cli.console import TerminalProgress
+from ccot_cli.config import override, ratio_name
+from ccot_cli.data.problems import Problem, split_solution
+from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.data.tokenizer import train_tokenizer
+from ccot_cli.data.word_problems import WIDE, Limits, generate
+from ccot_cli.files import commit, write_json
+from ccot_cli.models.theta import EMBEDDED_FOLDER
+from ccot_cli.stages import evaluate, precompute, score, train_phi, train_psi
+from ccot_cli.stages.methods import METHODS_FOLDER
+from ccot_cli.tensors.masks import pad_right
+from ccot_cli.workspace import Workspace
+
+BUILD_FOLDER = Path("build/embedded")
+THETA_RECORD = BUILD_FOLDER / "theta.json"
+SEED = 0
+BATCH_SIZE = 32
+POOL_BATCHES = 32
+MUON_RATE, ADAM_RATE = 5e-3, 3e-3
+WARM_UP_STEPS = 100
+CHECKPOINT_STEPS = 100
+NUM_TOKENIZER_PROBLEMS = 20_000
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of θ's training with data and optimisers of its own."""
+
+    steps: int
+    seed: int
+    limits: Limits
+    decays: bool
+    """Whether the learning rate falls to zero in the end."""
+
+
+PHASES = (
+    Phase(steps=1600, seed=0, limits=WIDE, decays=False),
+    Phase(steps=1600, seed=1, limits=Limits(), decays=True),
+)
+"""Numbers as they come first, then those of the shipped problems until they are right."""
+
+RATIOS = (Decimal(0), Decimal("0.05"), Decimal("0.1"))
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A fresh θ-tiny."""
+    torch.manual_seed(SEED)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    problems = islice(generate("train", seed=SEED, limits=WIDE), NUM_TOKENIZER_PROBLEMS)
+    return train_tokenizer(text for problem in problems for text in (problem.question, problem.solution))
+
+
+class Batches:
+    """An endless stream of fresh training problems, in batches of like length."""
+
+    def __init__(self, encoder: Encoder, phase: Phase, *, first_step: int) -> None:
+        self.encoder = encoder
+        self._problems = generate("train", seed=phase.seed, limits=phase.limits)
+        self._step = first_step - first_step % POOL_BATCHES
+        for _ in islice(self._problems, self._step * BATCH_SIZE):
+            pass
+        self._pool: list[list[tuple[list[int], list[int]]]] = []
+        for _ in range(first_step % POOL_BATCHES):
+            self.next()
+
+    def _fill(self) -> None:
+        rows = sorted(
+            (self._ids(problem) for problem in islice(self._problems, BATCH_SIZE * POOL_BATCHES)),
+            key=lambda row: len(row[0]) + len(row[1]),
+        )
+        self._pool = [rows[at : at + BATCH_SIZE] for at in range(0, len(rows), BATCH_SIZE)]
+        random.Random(self._step).shuffle(self._pool)
+
+    def _ids(self, problem: Any) -> tuple[list[int], list[int]]:
+        chain, answer = split_solution(problem.solution)
+        encoded = self.encoder.problem(Problem("", problem.question, chain, answer))
+        return encoded.query, [*encoded.chain, *self.encoder.answer_marker, *encoded.answer]
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Ids and the mask of those that count: chain, marker and answer."""
+        if not self._pool:
+            self._fill()
+        rows = self._pool.pop()
+        self._step += 1
+        ids_BT, mask_BT = pad_right(
+            [[*query, *solution] for query, solution in rows], fill=self.encoder.tokenizer.pad_token_id
+        )
+        starts_B = torch.tensor([len(query) for query, _ in rows])
+        return ids_BT, mask_BT & (torch.arange(ids_BT.shape[1])[None] >= starts_B[:, None])
+
+
+@dataclass
+class ThetaTraining:
+    """One phase: the model, Muon for the matrices of its layers, AdamW for the rest, and the place in time."""
+
+    model: LlamaForCausalLM
+    phase: Phase
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        matrices = {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        }
+        others = {name: p for name, p in self.model.named_parameters() if name not in matrices}
+        self.named = [matrices, others]
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(list(matrices.values()), lr=MUON_RATE, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(list(others.values()), lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        ]
+
+    def train_on(self, ids_BT: Tensor, counts_BT: Tensor) -> tuple[float, float]:
+        """One step; the loss and the share of tokens predicted right."""
+        hidden_BTD = self.model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
+        target_BT, counts_BT = ids_BT[:, 1:], counts_BT[:, 1:]
+        logits_MV, target_M = self.model.lm_head(hidden_BTD[counts_BT]), target_BT[counts_BT]
+        loss = F.cross_entropy(logits_MV, target_M)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        rise = min(1.0, (self.step + 1) / WARM_UP_STEPS)
+        fall = 1 - self.step / self.phase.steps if self.phase.decays else 1.0
+        for optimiser, rate in zip(self.optimisers, (MUON_RATE, ADAM_RATE), strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * (rise * fall)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss.item(), (logits_MV.argmax(-1) == target_M).float().mean().item()
+
+    def save(self, path: Path) -> None:
+        tensors = {"step": torch.tensor(self.step)}
+        for named, optimiser in zip(self.named, self.optimisers, strict=True):
+            for name, parameter in named.items():
+                tensors[f"parameter/{name}"] = parameter.detach()
+                for key, value in optimiser.state[parameter].items():
+                    tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous()
+        with commit(path) as part:
+            save_file(tensors, part)
+
+    @torch.no_grad()
+    def resume(self, path: Path) -> None:
+        tensors = load_file(path)
+        self.step = int(tensors.pop("step"))
+        for named, optimiser in zip(self.named, self.optimisers, strict=True):
+            for name, parameter in named.items():
+                parameter.copy_(tensors[f"parameter/{name}"])
+                keys = [key for key in tensors if key.endswith(f"/{name}") and not key.startswith("parameter/")]
+                optimiser.state[parameter] = {key.split("/")[0]: tensors[key] for key in keys}
+
+
+def train_phase(model: LlamaForCausalLM, encoder: Encoder, number: int) -> float:
+    """Train one phase to its end, from its last checkpoint where there is one. Returns its seconds."""
+    phase = PHASES[number]
+    checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
+    training = ThetaTraining(model, phase)
+    if checkpoint.exists():
+        training.resume(checkpoint)
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    lines = [line for line in lines if line["step"] <= training.step]
+    spent, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
+    batches = Batches(encoder, phase, first_step=training.step)
+    with TerminalProgress().task(f"θ-tiny, phase {number + 1}", total=phase.steps, unit="steps") as advance:
+        advance(training.step)
+        while training.step < phase.steps:
+            loss, share = training.train_on(*batches.next())
+            advance(1, loss=f"{loss:.4f}", right=f"{share:.4f}")
+            if training.step % CHECKPOINT_STEPS == 0 or training.step == phase.steps:
+                seconds = spent + time.perf_counter() - started
+                lines.append({"step": training.step, "loss": loss, "right": share, "seconds": seconds})
+                training.save(checkpoint)
+                log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return float(lines[-1]["seconds"])
+
+
+def train_theta() -> None:
+    """Train, and save the tokenizer and the model in bfloat16 into the package."""
+    BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    encoder = Encoder(tokenizer, Template())
+    seconds = sum(train_phase(model, encoder, number) for number in range(len(PHASES)))
+    EMBEDDED_FOLDER.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(EMBEDDED_FOLDER)
+    model.to(torch.bfloat16).save_pretrained(EMBEDDED_FOLDER)
+    write_json(THETA_RECORD, {"steps": sum(phase.steps for phase in PHASES), "seconds": seconds})
+
+
+def train_methods() -> None:
+    """Run the product's own stages on the embedded model, and ship what they make."""
+    folder = BUILD_FOLDER / "workspace"
+    workspace = Workspace.open(folder) if (folder / "ccot.yaml").exists() else Workspace.create(folder, "embedded")
+    settings = override(workspace.settings, SHIPPED_SETTINGS)
+    progress = TerminalProgress()
+    precompute.run(workspace, settings, progress=progress)
+    for ratio in RATIOS:
+        if ratio:
+            score.run(workspace, settings, ratio, progress=progress)
+            train_phi.run(workspace, settings, ratio, progress=progress)
+        result = train_psi.run(workspace, settings, ratio, progress=progress)
+        progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
+        ship(workspace.folder(train_psi.STAGE, ratio_name(ratio)), METHODS_FOLDER / ratio_name(ratio))
+
+
+SHIPPED_SETTINGS: dict[str, Any] = {"data.limit": 8000, "data.validation_limit": 500}
+"""Beyond the preset's defaults, which are made for minutes."""
+
+
+def ship(source: Path, target: Path) -> None:
+    """Copy what answering needs, in bfloat16."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    shutil.copy(source / "method.json", target)
+    for path in source.rglob("*.safetensors"):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        dtype = torch.float32 if path.name == "end.safetensors" else torch.bfloat16
+        save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, copy)
+        if (path.parent / "adapter_config.json").exists():
+            shutil.copy(path.parent / "adapter_config.json", copy.parent)
+
+
+def write_card(training: dict[str, Any], num_test: int) -> None:
+    """Measure on the test split and write the model card."""
+    settings = override(Workspace.open(BUILD_FOLDER / "workspace").settings, {"eval.limit": num_test})
+    result = evaluate.run(None, settings, progress=TerminalProgress())
+    write_json(EMBEDDED_FOLDER / "metrics.json", {"training": training, **result.to_json()})
+    rows = "\n".join(
+        f"| {row.method} | {row.ratio} | {row.accuracy:.3f} ({row.low:.3f} – {row.high:.3f}) |"
+        f" {row.contemplation_tokens_mean:.1f} | "
+        + " ".join(f"{share.accuracy:.2f}" for share in row.by_steps.values())
+        + " |"
+        for row in result.rows
+    )
+    steps = " ".join(next(iter(result.rows)).by_steps)
+    (EMBEDDED_FOLDER / "README.md").write_text(
+        CARD.format(rows=rows, by_steps=steps, n=num_test, machine=platform.machine(), **training), encoding="utf-8"
+    )
+
+
+CARD = """# θ-tiny, the embedded default
+
+A Llama of 8 layers, width 192, 4.1 M parameters, trained from scratch by `examples/train_embedded.py` on word problems
+that `ccot_cli.data.word_problems` generates, and the adapters that the product's own stages made for it. It knows
+nothing beyond those problems.
+
+- Data: the generator's train split, seed 0, 2 to 8 steps, quantities from 1 to 99; every problem seen once.
+- θ: {steps:,} steps of 32 problems in two phases (wider numbers first, then the shipped ones with a falling learning
+  rate), Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores.
+- Command: `python examples/train_embedded.py`
+- Stored in bfloat16, computed in float32 on a CPU.
+
+Exact match on {n:,} problems of the test split, which shares no problem with training (95 % Wilson interval), the mean
+number of contemplation (or chain) tokens, and exact match by number of steps ({by_steps}):
+
+| method | r | exact match | tokens | by steps {by_steps} |
+|---|---|---|---|---|
+{rows}
+"""
+
+
+def main(
+    only: Annotated[Literal["all", "theta", "methods", "card"], typer.Option(help="Which part to make.")] = "all",
+    test: Annotated[int, typer.Option(help="Test problems for the card.")] = 1000,
+) -> None:
+    """Train the embedded default."""
+    if only in ("all", "theta"):
+        train_theta()
+    if only in ("all", "methods"):
+        train_methods()
+    if only in ("all", "methods", "card"):
+        write_card(json.loads(THETA_RECORD.read_text()), test)
+
+
+if __name__ == "__main__":
+    typer.run(main)

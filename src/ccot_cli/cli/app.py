@@ -1,0 +1,142 @@
+"""The command line: which commands there are, and the one place where errors are shown."""
+
+import io
+import os
+import shlex
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from ccot_cli import __version__
+from ccot_cli.cli import ask, demo, doctor, eval, init, precompute, score, status, train_phi, train_psi
+from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
+from ccot_cli.config import STAGES
+from ccot_cli.errors import CcotError
+
+app = typer.Typer(
+    name="ccot",
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("ask", rich_help_panel="Use")(ask.ask)
+app.command("eval", rich_help_panel="Use")(eval.evaluate)
+app.command("demo", rich_help_panel="Use")(demo.demo)
+app.command("init", rich_help_panel="Train")(init.init)
+app.command("precompute", rich_help_panel="Train")(precompute.precompute)
+app.command("score", rich_help_panel="Train")(score.score)
+app.command("train-phi", rich_help_panel="Train")(train_phi.train_phi)
+app.command("train-psi", rich_help_panel="Train")(train_psi.train_psi)
+app.command("status", rich_help_panel="Look")(status.status)
+app.command("doctor", rich_help_panel="Look")(doctor.doctor)
+
+DEBUG = "--debug"
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print_line(f"ccot {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def ccot(
+    context: typer.Context,
+    # Read by `run`, because errors are shown there.
+    debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Reason in few continuous tokens, answer in text: Compressed Chain of Thought.
+
+    ccot init my-run          make a workspace, a folder with settings
+    ccot status -w my-run     show what is done and what comes next
+    """
+    if context.invoked_subcommand is None:
+        print_line(context.get_help())
+
+
+def main() -> None:
+    """The entry point: run the command line, and leave as Ctrl-C or SIGTERM asks."""
+    arguments = sys.argv[1:]
+    _adapt_to_terminal()
+    stops = _catch_stops()
+    code = run(arguments)
+    if stops:
+        _show_stop(arguments)
+        code = 128 + stops[0]
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line and return the exit code; what goes wrong is two lines on stderr."""
+    try:
+        code = app(arguments, prog_name="ccot", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads any more. Python would flush once more on leaving, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if DEBUG in arguments:
+            traceback.print_exc()
+        return _show_error(error, arguments)
+    return code or 0
+
+
+def _show_error(error: Exception, arguments: list[str]) -> int:
+    if isinstance(error, CcotError):
+        message, fix, code = error.message, error.fix, error.exit_code
+    elif isinstance(error, typer.TyperException):
+        message, fix, code = error.format_message(), _usage_fix(error), error.exit_code
+    else:
+        message, code = f"{type(error).__name__}: {error}".splitlines()[0], 1
+        fix = f"run again with {DEBUG} for the traceback: {shlex.join(['ccot', DEBUG, *arguments])}"
+    print_note(f"error: {message}")
+    if fix:
+        print_note(f"fix:   {fix}")
+    return code
+
+
+def _usage_fix(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "ccot"
+    hint = "; put -- before text that begins with a dash" if error.message.startswith("No such option") else ""
+    return f"{command} --help{hint}"
+
+
+def _catch_stops() -> list[int]:
+    """Make SIGTERM stop the program as Ctrl-C does; the list receives the signal that did."""
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)  # A second signal leaves at once.
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return received
+
+
+def _show_stop(arguments: list[str]) -> None:
+    if set(STAGES) & set(arguments):
+        print_note("stopped; what is finished is saved")
+        print_note(f"resume: {shlex.join(['ccot', *arguments])}")
+    else:
+        print_note("stopped")
+
+
+def _adapt_to_terminal() -> None:
+    if is_colour_unwanted():
+        from typer import rich_utils
+
+        rich_utils.COLOR_SYSTEM = None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # A locale without an answer's letters is no reason to fail.

@@ -1,0 +1,159 @@
+"""Answer questions."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note
+from ccot_cli.cli.options import (
+    WHAT,
+    DeviceOption,
+    FormatOption,
+    ModelOption,
+    WorkspaceOption,
+    read_ratio,
+)
+from ccot_cli.config import Settings, override
+from ccot_cli.errors import UsageError
+from ccot_cli.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ccot_cli.stages.ask import Asker, AskResult
+
+STDIN = "-"
+BATCH_SIZE = 32
+
+
+def ask(
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="The question; '-' or nothing reads it from stdin.")
+    ] = None,
+    ratio: Annotated[
+        Decimal,
+        typer.Option(
+            "--ratio",
+            "-r",
+            parser=read_ratio,
+            metavar="RATIO",
+            help="Compression ratio (r in the paper): 0 answers at once, 1 writes the chain.",
+            rich_help_panel=WHAT,
+        ),
+    ] = Decimal("0.1"),
+    input: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help='JSON lines with "question" and, if you like, "id"; \'-\' is stdin. One JSON line out per line in.',
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    workspace: WorkspaceOption = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    format: FormatOption = "text",
+) -> None:
+    """Answer a question with contemplation tokens in place of a written chain.
+
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --ratio 0.1
+    ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
+    """
+    if question is not None and input is not None:
+        raise UsageError("a question and --input were both given", fix="give one of them")
+    single = _read_question(question) if input is None else ""
+    lines = _open_lines(input) if input is not None else iter(())
+    found = Workspace.find(workspace, os.environ, Path.cwd())
+    given = {name: value for name, value in (("model.name", model), ("model.device", device)) if value is not None}
+    settings = override(found.settings if found else Settings(), given)
+    from ccot_cli.stages.ask import Asker
+
+    asker = Asker(found, settings, ratio)
+    if input is None:
+        [result] = asker.answer([asker.check(single)])
+        if format == "json":
+            print_json(_shown(result))
+            return
+        if ratio == 1:
+            print_note(result.text)
+        print_line(result.answer)
+        return
+    _answer_lines(asker, lines, input)
+
+
+def _shown(result: "AskResult") -> dict[str, Any]:
+    fields = asdict(result)
+    del fields["text"]
+    return fields
+
+
+def _answer_lines(asker: "Asker", lines: Iterator[bytes], source: str) -> None:
+    """One JSON line out per line in, in order; a line that cannot be answered says why.
+
+    Raises:
+        UsageError: in the end, where there were such lines.
+    """
+    num_bad = number = 0
+    with TerminalProgress().task("answers", total=None, unit="questions") as advance:
+        while batch := list(islice(lines, BATCH_SIZE)):
+            asked = [_parse(asker, line) for line in batch]
+            good = [question for _, question, error in asked if not error]
+            answers = iter(asker.answer(good) if good else [])
+            for echoed, _, error in asked:
+                number += 1
+                num_bad += bool(error)
+                print_json({**echoed, **({"line": number, "error": error} if error else _shown(next(answers)))})
+                advance()
+    if num_bad:
+        raise UsageError(
+            f"{num_bad:,} of {number:,} lines of {source} could not be answered",
+            fix='they say why, under "error"; write one JSON object a line: {"id": 1, "question": "..."}',
+        )
+
+
+def _parse(asker: "Asker", line: bytes) -> tuple[dict[str, Any], str, str]:
+    """The fields to repeat, the question, and what is wrong with the line, if anything is."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return {}, "", "no JSON"
+    if not isinstance(fields, dict) or not isinstance(fields.get("question"), str):
+        return {}, "", 'no "question"'
+    echoed = {"id": fields["id"]} if "id" in fields else {}
+    try:
+        return echoed, asker.check(fields["question"]), ""
+    except UsageError as error:
+        return echoed, "", error.message
+
+
+def _read_question(question: str | None) -> str:
+    if question is None and sys.stdin.isatty():
+        raise UsageError("there is no question", fix='ccot ask "How many ...?", or pipe one in')
+    if question is None or question == STDIN:
+        question = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    if not question.strip():
+        raise UsageError("the question is empty", fix='ccot ask "Mia has 12 pens. ... How many pens does Mia have?"')
+    return question
+
+
+def _open_lines(source: str) -> Iterator[bytes]:
+    """The lines of a file or of stdin that are not blank, as they come.
+
+    Raises:
+        UsageError: where the file cannot be opened.
+    """
+    if source == STDIN:
+        stream: Iterable[bytes] = sys.stdin.buffer
+    else:
+        try:
+            stream = Path(source).read_bytes().splitlines()
+        except OSError as error:
+            raise UsageError(f"cannot read {source}: {error.strerror}", fix="name a file of JSON lines") from None
+    return (line for line in stream if line.strip())

@@ -1,0 +1,171 @@
+"""What people see: answers on stdout as they are, everything else on stderr."""
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+
+from ccot_cli.progress import Progress
+
+LINE_EVERY_SECONDS = 30.0
+LINE_EVERY_SHARE = 0.1
+
+
+def is_colour_unwanted() -> bool:
+    """Whether the user has set NO_COLOR."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def print_line(text: str) -> None:
+    """One line of the answer, untouched: Rich would take [brackets] for markup."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def print_note(text: str) -> None:
+    """One line on stderr: what is no answer."""
+    _error_console().print(text)
+
+
+def _error_console() -> Console:
+    """A console on stderr that reads no markup into what it is told."""
+    # Without a colour system Rich leaves out bold and dim as well, which NO_COLOR alone would keep.
+    return Console(
+        stderr=True,
+        color_system=None if is_colour_unwanted() else "auto",
+        markup=False,
+        highlight=False,
+        emoji=False,
+        soft_wrap=True,
+    )
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON, in the letters that stdout can hold.
+
+    Raises:
+        ValueError: for NaN or infinity, which JSON cannot hold.
+    """
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
+    print_line(json.dumps(value, ensure_ascii=is_ascii, allow_nan=False))
+
+
+def print_table(rows: Sequence[Sequence[str]], *, align: str) -> None:
+    """Rows with their columns below each other.
+
+    Args:
+        rows: Cells as text; a head is a row like any other.
+        align: One character a column, `<` for left and `>` for right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)]
+        print_line("  ".join(cells).rstrip())
+
+
+class _Work:
+    """How far a piece of work is, in words."""
+
+    def __init__(self, label: str, total: int | None, unit: str) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.figures: dict[str, str] = {}
+        self._start = time.monotonic()
+        # The pace is that of the latest steps, so that what a resumed run skips is soon forgotten.
+        self._marks = deque([(0.0, 0)], maxlen=100)
+
+    @property
+    def done(self) -> int:
+        return self._marks[-1][1]
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def advance(self, count: int, figures: dict[str, str]) -> None:
+        self._marks.append((self.seconds, self.done + count))
+        self.figures |= figures
+
+    def amount(self) -> str:
+        """`412 of 1,000 problems`."""
+        return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {self.unit}"
+
+    def pace(self) -> str:
+        """`53.1/s  0:00:11 left`, as far as it can be known."""
+        (first, before), (last, now) = self._marks[0], self._marks[-1]
+        if now == before or last == first:
+            return ""
+        rate = (now - before) / (last - first)
+        left = "" if self.total is None else f"  {_clock((self.total - now) / rate)} left"
+        return f"{rate:,.1f}/s{left}"
+
+    def shown_figures(self) -> str:
+        return "".join(f"  {name} {value}" for name, value in self.figures.items())
+
+
+class TerminalProgress(Progress):
+    """Draws bars on a terminal; elsewhere, and for the record, writes a line now and then."""
+
+    def __init__(self) -> None:
+        self._console = _error_console()
+
+    def say(self, text: str) -> None:
+        self._console.print(text)
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
+        work = _Work(label, total, unit)
+        draw = self._bar if self._console.is_terminal else self._lines
+        try:
+            with draw(work) as show:
+
+                def advance(count: int = 1, **figures: str) -> None:
+                    work.advance(count, figures)
+                    show()
+
+                yield advance
+        except KeyboardInterrupt:
+            self.say(f"{label}: stopped after {work.amount()}")
+            raise
+        self.say(f"{label}: {work.done:,} {unit} in {_clock(work.seconds)}{work.shown_figures()}")
+
+    @contextmanager
+    def _lines(self, work: _Work) -> Iterator[Callable[[], None]]:
+        self.say(f"{work.label}: {'' if work.total is None else f'{work.total:,} '}{work.unit}")
+        last_seconds, last_done = work.seconds, 0
+
+        def show() -> None:
+            nonlocal last_seconds, last_done
+            is_far = work.total is not None and work.done - last_done >= work.total * LINE_EVERY_SHARE
+            is_late = work.seconds - last_seconds >= LINE_EVERY_SECONDS
+            if (is_far or is_late) and work.done != work.total:
+                last_seconds, last_done = work.seconds, work.done
+                self.say(f"{work.label}: {work.amount()}  {work.pace()}{work.shown_figures()}")
+
+        yield show
+
+    @contextmanager
+    def _bar(self, work: _Work) -> Iterator[Callable[[], None]]:
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        columns = ("{task.description}", "{task.fields[amount]}", "{task.fields[pace]}")
+        label, amount, pace = (TextColumn(column, markup=False) for column in columns)
+        with Bars(label, BarColumn(), amount, pace, console=self._console, transient=True) as bars:
+            task = bars.add_task(work.label, total=work.total, amount="", pace="")
+
+            def show() -> None:
+                pace = work.pace() + work.shown_figures()
+                bars.update(task, completed=work.done, amount=work.amount(), pace=pace)
+
+            yield show
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(max(seconds, 0))))

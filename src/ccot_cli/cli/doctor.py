@@ -1,0 +1,106 @@
+"""Say whether this machine can do the work."""
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import typer
+
+from ccot_cli.cli.console import print_json, print_table
+from ccot_cli.cli.options import FormatOption, ModelOption
+from ccot_cli.errors import CcotError
+from ccot_cli.files import free_bytes, human_bytes
+from ccot_cli.workspace import Workspace
+
+DISTRIBUTION = "ccot-cli"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    value: str
+    is_fine: bool = True
+
+
+def doctor(model: ModelOption = None, format: FormatOption = "text") -> None:
+    """Check Python, libraries, devices, disk and, with --model, whether a base model will work.
+
+    ccot doctor
+    ccot doctor --model meta-llama/Llama-2-7b-chat-hf
+    """
+    findings = [Finding("python", platform.python_version()), *_libraries(), *_machine(), *_hub(), _workspace()]
+    if model is not None:
+        findings += _model(model)
+    if format == "json":
+        print_json([asdict(finding) for finding in findings])
+    else:
+        marks = {True: "ok", False: "!!"}
+        print_table([[marks[finding.is_fine], finding.name, finding.value] for finding in findings], align="<<<")
+    if not all(finding.is_fine for finding in findings):
+        raise typer.Exit(1)
+
+
+def _libraries() -> list[Finding]:
+    """The libraries that this package requires, with the versions that are there."""
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
+    except metadata.PackageNotFoundError:
+        return [Finding("libraries", "ccot is not installed, so what it requires is not known")]
+    return [_library(each.name, str(each.specifier)) for each in requirements if each.marker is None]
+
+
+def _library(name: str, wanted: str) -> Finding:
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Finding(name, f"missing (requires {wanted})", is_fine=False)
+    return Finding(name, f"{version} (requires {wanted})", SpecifierSet(wanted).contains(version, prereleases=True))
+
+
+def _machine() -> list[Finding]:
+    import torch
+
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    devices = [f"{gpu.name}, {human_bytes(gpu.total_memory)}" for gpu in gpus] or ["cpu"]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return [
+        Finding("devices", "; ".join(devices)),
+        Finding("threads", f"{torch.get_num_threads()}"),
+        Finding("memory", human_bytes(memory)),
+        Finding("free disk", f"{human_bytes(free_bytes(Path.cwd()))} here"),
+    ]
+
+
+def _hub() -> list[Finding]:
+    from huggingface_hub import constants
+
+    offline = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"
+    cache = Path(constants.HF_HUB_CACHE)
+    return [Finding("hub", offline), Finding("hub cache", f"{cache}, {human_bytes(free_bytes(cache))} free")]
+
+
+def _workspace() -> Finding:
+    try:
+        workspace = Workspace.find(None, os.environ, Path.cwd())
+    except CcotError as error:
+        return Finding("workspace", error.message, is_fine=False)
+    return Finding("workspace", "none here" if workspace is None else str(workspace.root))
+
+
+def _model(name: str) -> list[Finding]:
+    from ccot_cli.models.theta import diagnose
+
+    try:
+        return [Finding("model", line) for line in diagnose(name)]
+    except CcotError as error:
+        return [Finding("model", error.message, is_fine=False)]

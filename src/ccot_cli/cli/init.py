@@ -1,0 +1,27 @@
+"""Make a workspace."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ccot_cli.cli.console import print_line, print_note
+from ccot_cli.cli.options import WHAT, WHERE
+from ccot_cli.config import EMBEDDED, PRESETS
+from ccot_cli.workspace import SETTINGS_FILE, Workspace
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.", rich_help_panel=WHERE)],
+    preset: Annotated[
+        str, typer.Option("--preset", help=f"Settings to start from: {', '.join(PRESETS)}.", rich_help_panel=WHAT)
+    ] = EMBEDDED,
+) -> None:
+    """Make a workspace: a folder with a commented settings file.
+
+    ccot init my-run
+    ccot init llama --preset gsm8k-llama2-7b
+    """
+    workspace = Workspace.create(folder, preset)
+    print_line(str(workspace.root / SETTINGS_FILE))
+    print_note(f"next:  {workspace.command('precompute')}")

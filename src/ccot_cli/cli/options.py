@@ -1,0 +1,124 @@
+"""Options that several commands share, and what they make of a workspace's settings."""
+
+import os
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ccot_cli.config import Settings, override, parse_ratio
+from ccot_cli.errors import UsageError
+from ccot_cli.workspace import ENVIRONMENT_VARIABLE, Workspace
+
+WHAT, HOW, WHERE = "What", "How", "Where"
+"""The panels of `--help`."""
+
+
+def read_ratio(text: str) -> Decimal:
+    """A ratio from the command line."""
+    try:
+        return parse_ratio(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+WorkspaceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--workspace",
+        "-w",
+        metavar="DIR",
+        help=f"The folder with ccot.yaml; else ${ENVIRONMENT_VARIABLE}, else the nearest one upward.",
+        rich_help_panel=WHERE,
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="Base model (θ in the paper): 'embedded', a folder, or a Hugging Face name.",
+        rich_help_panel=WHAT,
+    ),
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="SOURCE",
+        help="Problems: 'embedded', a .jsonl, .csv or .parquet file, or a hub data set.",
+        rich_help_panel=WHAT,
+    ),
+]
+RatioOption = Annotated[
+    list[Decimal] | None,
+    typer.Option(
+        "--ratio",
+        "-r",
+        parser=read_ratio,
+        metavar="RATIO",
+        help="Compression ratio (r in the paper), 0 to 1; repeat it for several. Default: those of ccot.yaml.",
+        rich_help_panel=WHAT,
+    ),
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, metavar="N", help="Problems at most.", rich_help_panel=WHAT)
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Seed of what is random.", rich_help_panel=HOW)
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=HOW),
+]
+EpochsOption = Annotated[
+    int | None, typer.Option("--epochs", min=1, metavar="N", help="Passes over the data.", rich_help_panel=HOW)
+]
+FormatOption = Annotated[
+    Literal["text", "json"], typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW)
+]
+
+
+def find_workspace(explicit: Path | None) -> Workspace:
+    """The workspace that a command works on.
+
+    Raises:
+        UsageError: where there is none.
+    """
+    workspace = Workspace.find(explicit, os.environ, Path.cwd())
+    if workspace is None:
+        raise UsageError("there is no workspace here", fix="ccot init my-run, or name one with -w")
+    return workspace
+
+
+def resolve(workspace: Path | None, changes: Mapping[str, object]) -> tuple[Workspace, Settings, tuple[str, ...]]:
+    """The workspace, its settings as the command line changes them, and the names of those changed.
+
+    Args:
+        workspace: What `--workspace` says.
+        changes: Values by setting, such as `data.limit`; None stands for an option that was not given.
+
+    Raises:
+        UsageError: where there is no workspace, or a value is refused.
+    """
+    found = find_workspace(workspace)
+    given = {name: value for name, value in changes.items() if value is not None}
+    return found, override(found.settings, given), tuple(given)
+
+
+def between_zero_and_one(ratios: list[Decimal] | None, settings: Settings) -> list[Decimal]:
+    """The ratios asked for, else those of the settings, for stages that select tokens.
+
+    Raises:
+        UsageError: for 0 or 1, where there is nothing to select.
+    """
+    chosen = ratios or [each for each in settings.ratios if 0 < each < 1]
+    for each in chosen:
+        if not 0 < each < 1:
+            raise UsageError(
+                f"ratio {each:f} has no contemplation tokens: r = 0 answers at once, r = 1 writes the chain",
+                fix=f"ccot train-psi --ratio {each:f}, or a ratio between 0 and 1",
+            )
+    return list(chosen)

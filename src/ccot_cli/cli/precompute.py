@@ -1,0 +1,77 @@
+"""Run the base model over every solution and keep its hidden states."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.options import (
+    HOW,
+    DataOption,
+    DeviceOption,
+    FormatOption,
+    LimitOption,
+    ModelOption,
+    SeedOption,
+    WorkspaceOption,
+    resolve,
+)
+from ccot_cli.files import human_bytes
+
+
+def precompute(
+    workspace: WorkspaceOption = None,
+    model: ModelOption = None,
+    data: DataOption = None,
+    limit: LimitOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    max_disk: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="GB",
+            help="Most gigabytes to write; above it only the scorer's layer (T in the paper) is kept.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, write nothing.", rich_help_panel=HOW)
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start even if the disk looks too small.", rich_help_panel=HOW)
+    ] = False,
+    format: FormatOption = "text",
+) -> None:
+    """Run the base model over every solution once and keep its hidden states.
+
+    ccot precompute -w my-run --dry-run
+    ccot precompute --data train.jsonl --limit 1000
+    """
+    changes = {
+        "model.name": model,
+        "model.device": device,
+        "data.source": data,
+        "data.limit": limit,
+        "data.seed": seed,
+        "precompute.max_disk": max_disk,
+    }
+    found, settings, overrides = resolve(workspace, changes)
+    from ccot_cli.stages.precompute import run
+
+    progress = TerminalProgress()
+    result = run(found, settings, overrides=overrides, dry_run=dry_run, force=force, progress=progress)
+    if format == "json":
+        print_json({**asdict(result), "is_dry_run": dry_run})
+        return
+    kept = "every index" if result.is_every_index else f"index {settings.precompute.scorer_layer} only"
+    print_line(
+        f"{result.num_train:,} training and {result.num_validation:,} validation problems,"
+        f" {result.num_chain_tokens:,} chain tokens, {kept}: {human_bytes(result.num_bytes)}"
+        f" in {result.num_shards:,} shards"
+    )
+    if result.was_ready:
+        progress.say("ready already; nothing to do")
+    if not dry_run:
+        progress.say(f"next:  {found.command('score')}")

@@ -1,0 +1,55 @@
+"""Train the answer decoder and the stop classifier."""
+
+from dataclasses import asdict
+
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.options import (
+    DeviceOption,
+    EpochsOption,
+    FormatOption,
+    RatioOption,
+    SeedOption,
+    WorkspaceOption,
+    resolve,
+)
+
+
+def train_psi(
+    workspace: WorkspaceOption = None,
+    ratio: RatioOption = None,
+    epochs: EpochsOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    format: FormatOption = "text",
+) -> None:
+    """Train ψ, which answers from the contemplation tokens, and END, which stops them.
+
+    ccot train-psi --ratio 0.1
+    ccot train-psi --ratio 0        (answer at once; no train-phi needed)
+    ccot train-psi --ratio 1        (write the explicit chain; no train-phi needed)
+    """
+    changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
+    found, settings, overrides = resolve(workspace, changes)
+    from ccot_cli.stages.train_psi import run
+
+    progress = TerminalProgress()
+    results = []
+    for each in ratio or settings.ratios:
+        result = run(found, settings, each, overrides=overrides, progress=progress)
+        results.append(result)
+        if result.was_ready:
+            progress.say("ready already; nothing to do")
+        if format == "json":
+            continue
+        print_line(
+            f"r = {each:f}: validation accuracy {result.validation_accuracy:.3f}"
+            f" on {result.num_validation:,} problems after {result.num_steps:,} steps"
+        )
+        if result.end:
+            print_line(
+                f"  END is right at {result.end['accuracy']:.1%} of tokens; it lets {result.mean_tokens:.1f} pass,"
+                f" {result.target_tokens:.1f} is the target"
+            )
+    if format == "json":
+        print_json([asdict(result) for result in results])
+    progress.say(f"next:  {found.command('eval')}")

@@ -1,0 +1,372 @@
+"""Settings: one frozen model per stage, read from `ccot.yaml`, written into manifests.
+
+Symbols in brackets are the paper's. Unknown keys, duplicate keys and impossible values are refused.
+"""
+
+import json
+from collections.abc import Hashable, Mapping
+from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from ccot_cli.errors import UsageError
+
+EMBEDDED = "embedded"
+"""The name of the model and of the data set that are shipped with the package."""
+
+
+def parse_ratio(value: object) -> Decimal:
+    """Read a compression ratio as the decimal that the user wrote.
+
+    Raises:
+        ValueError: where it is no number in 0..1.
+    """
+    try:
+        ratio = Decimal(str(value).strip())
+    except InvalidOperation:
+        raise ValueError(f"a ratio is a number like 0.1, not {value!r}") from None
+    if not ratio.is_finite() or not 0 <= ratio <= 1:
+        raise ValueError(f"a ratio lies between 0 and 1, {value} does not")
+    return ratio.normalize() + 0
+
+
+def ratio_name(ratio: Decimal) -> str:
+    """The name of a ratio's folder, with two decimals at least: `r0.10`."""
+    return f"r{ratio:.2f}" if ratio == ratio.quantize(Decimal("0.01")) else f"r{ratio:f}"
+
+
+Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda ratio: f"{ratio:f}", return_type=str)]
+"""Compression ratio [r]: 0 answers at once, 1 writes the explicit chain."""
+
+
+class Section(BaseModel):
+    """Base of every group of settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """The base model [θ]."""
+
+    name: str = EMBEDDED
+    """`embedded`, a folder, or a Hugging Face name."""
+    revision: str | None = None
+    """The hub's branch, tag or commit."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
+    device: str = "auto"
+    """`auto`: a GPU where there is one."""
+    prompt: str = "{question}\n"
+    """What stands around the question."""
+    answer_marker: str = "\n####"
+    """The text that opens the answer [<ANS>]."""
+
+
+class DataConfig(Section):
+    """Where problems come from."""
+
+    source: str = EMBEDDED
+    """`embedded`, a .jsonl/.csv/.parquet file, or a hub data set."""
+    subset: str | None = None
+    """The hub data set's configuration."""
+    split: str = "train"
+    """Where training and validation problems come from."""
+    test_source: str | None = None
+    """Where `eval` reads; the same source when absent."""
+    test_split: str = "test"
+    """Where test problems come from."""
+    question_column: str = "question"
+    """The column of the query."""
+    solution_column: str = "answer"
+    """Chain and `#### answer` in one text, as GSM8K has it."""
+    chain_column: str | None = None
+    """The chain in a column of its own, instead of the solution."""
+    answer_column: str | None = None
+    """The answer in a column of its own, together with chain_column."""
+    limit: int | None = Field(default=4000, ge=1)
+    """Training problems at most."""
+    validation_limit: int = Field(default=200, ge=1)
+    """Problems kept aside for the validation figures."""
+    seed: int = 0
+    """Seed of the embedded generator and of the choice of validation problems."""
+
+    @model_validator(mode="after")
+    def _columns_come_in_pairs(self) -> Self:
+        if (self.chain_column is None) != (self.answer_column is None):
+            raise ValueError("chain_column and answer_column go together: give both or neither")
+        return self
+
+
+class PrecomputeConfig(Section):
+    """Gold hidden states of whole solutions."""
+
+    batch_tokens: int = Field(default=8192, ge=1)
+    """Tokens in one forward pass, padding included."""
+    shard_megabytes: int = Field(default=256, ge=1)
+    """Size of one file of hidden states."""
+    max_disk: float | None = Field(default=None, gt=0)
+    """Most gigabytes to write; above it only the scorer's layer is stored."""
+    scorer_layer: int = Field(default=3, ge=0)
+    """Hidden-state index that the scorer reads [T]."""
+
+
+Selector = Literal["even", "random", "last"]
+
+
+class ScoreConfig(Section):
+    """Which chain tokens to keep."""
+
+    selector: Selector = "even"
+    """Evenly spread tokens, a random choice, or the last ones."""
+    seed: int = 0
+    """Seed of the random selector."""
+
+
+class TrainPhiConfig(Section):
+    """The generator of contemplation tokens [CCOT_φ]."""
+
+    autoregressive_layer: int = Field(default=4, ge=1)
+    """Hidden-state index fed back as the next input [l]."""
+    lora_rank: int = Field(default=64, ge=1)
+    """Rank of the adapter."""
+    lora_alpha: int = Field(default=64, ge=1)
+    """The adapter's output is scaled by lora_alpha / lora_rank."""
+    epochs: int = Field(default=3, ge=1)
+    """Passes over the data for each layer."""
+    batch_size: int = Field(default=32, ge=1)
+    """Problems at a time."""
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """The highest step size."""
+    seed: int = 0
+    """Seed of the order of problems and of dropout."""
+
+
+class TrainPsiConfig(Section):
+    """The answer decoder [DECODE_ψ] and the stop classifier [END_ψ]."""
+
+    lora_rank: int = Field(default=32, ge=1)
+    """Rank of the adapter."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """The adapter's output is scaled by lora_alpha / lora_rank."""
+    epochs: int = Field(default=6, ge=1)
+    """Passes over the data."""
+    batch_size: int = Field(default=32, ge=1)
+    """Problems at a time."""
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """The highest step size."""
+    unfreeze: Literal["none", "above"] = "above"
+    """Layers of φ that learn from the answer too: those above l, or none."""
+    end_epochs: int = Field(default=20, ge=1)
+    """Passes of the stop classifier."""
+    end_learning_rate: float = Field(default=1e-2, gt=0)
+    """Step size of the stop classifier."""
+    checkpoint_steps: int = Field(default=200, ge=1)
+    """Steps between two points from which an interrupted run resumes."""
+    seed: int = 0
+    """Seed of the order of problems and of dropout."""
+
+
+class EvalConfig(Section):
+    """How answers are decoded and graded."""
+
+    limit: int | None = Field(default=1000, ge=1)
+    """Test problems at most."""
+    batch_size: int = Field(default=32, ge=1)
+    """Problems at a time."""
+    seed: int = 0
+    """Seed of the embedded test problems."""
+
+
+class DecodingConfig(Section):
+    """Caps of generation."""
+
+    cap_tokens: int = Field(default=200, ge=1)
+    """Contemplation tokens at most, divided by r [h = 200r]."""
+    max_answer_tokens: int = Field(default=16, ge=1)
+    """Tokens of an answer at most."""
+    max_chain_tokens: int = Field(default=256, ge=1)
+    """Tokens of an explicit chain at most."""
+
+
+class Settings(Section):
+    """All of `ccot.yaml`."""
+
+    ratios: tuple[Ratio, ...] = (Decimal("0.05"), Decimal("0.1"))
+    """Compression ratios of the stages when none is named [r]."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    precompute: PrecomputeConfig = PrecomputeConfig()
+    score: ScoreConfig = ScoreConfig()
+    train_phi: TrainPhiConfig = TrainPhiConfig()
+    train_psi: TrainPsiConfig = TrainPsiConfig()
+    eval: EvalConfig = EvalConfig()
+    decoding: DecodingConfig = DecodingConfig()
+
+
+STAGES = ("precompute", "score", "train-phi", "train-psi", "eval")
+
+_SECTIONS = {
+    "precompute": ("model", "data", "precompute"),
+    "score": ("score",),
+    "train-phi": ("train_phi",),
+    "train-psi": ("train_psi",),
+    "eval": ("eval", "decoding"),
+}
+_WITHOUT_EFFECT = {
+    "model": {"device"},
+    "data": {"test_source", "test_split"},
+    "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
+    "train_psi": {"checkpoint_steps"},
+}
+"""Settings that change how a stage runs but not what comes out."""
+
+
+def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
+    """The settings that a stage's result depends on, as plain JSON values by section."""
+    return {
+        name: getattr(settings, name).model_dump(mode="json", exclude=_WITHOUT_EFFECT.get(name))
+        for name in _SECTIONS[stage]
+    }
+
+
+PRESETS = {
+    EMBEDDED: Settings(),
+    "gsm8k-llama2-7b": Settings(
+        model=ModelConfig(name="meta-llama/Llama-2-7b-chat-hf", prompt="[INST] {question} [/INST] "),
+        data=DataConfig(source="openai/gsm8k", subset="main", limit=None),
+        precompute=PrecomputeConfig(scorer_layer=3),
+        train_phi=TrainPhiConfig(autoregressive_layer=15, lora_rank=128, lora_alpha=128, learning_rate=1e-4),
+        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, learning_rate=1e-4),
+        eval=EvalConfig(limit=None),
+        decoding=DecodingConfig(cap_tokens=200, max_chain_tokens=512),
+    ),
+}
+"""Settings to start from: those of the model shipped with the package, and the paper's."""
+
+
+def preset_text(name: str) -> str:
+    """A commented `ccot.yaml` with every setting of a preset.
+
+    Raises:
+        UsageError: where no preset has that name.
+    """
+    if name not in PRESETS:
+        raise UsageError(f"no preset is called '{name}'", fix=f"choose one of: {', '.join(PRESETS)}")
+    lines = [f"# Settings of the preset '{name}'. Symbols in brackets are the paper's.", ""]
+    for key, field in Settings.model_fields.items():
+        value = getattr(PRESETS[name], key)
+        if isinstance(value, Section):
+            lines += ["", f"{key}:".ljust(_COMMENT_COLUMN) + f"# {value.__doc__}"]
+            lines += [
+                _setting_line(f"  {inner_key}", getattr(value, inner_key), inner)
+                for inner_key, inner in type(value).model_fields.items()
+            ]
+        else:
+            lines.append(_setting_line(key, value, field))
+    return "\n".join(lines) + "\n"
+
+
+_COMMENT_COLUMN = 42
+
+
+def _setting_line(key: str, value: object, field: FieldInfo) -> str:
+    # JSON is YAML, and needs no thought about which strings want quotes.
+    setting = f"{key}: {json.dumps(value, default=float, ensure_ascii=False)}"
+    choices = " | ".join(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ""
+    return setting.ljust(_COMMENT_COLUMN) + f"# {field.description}" + (f" ({choices})" if choices else "")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without aliases and repeated keys, which a settings file only holds by mistake or malice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are refused", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is set twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def load_settings(path: Path) -> Settings:
+    """Read a settings file; what it leaves out has its default.
+
+    Raises:
+        UsageError: where it cannot be read or a setting is refused; names the line and the nearest known setting.
+    """
+    try:
+        loader = _StrictLoader(path.read_bytes())
+        root = loader.get_single_node()
+        values = {} if root is None else loader.construct_document(root)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    # ValueError: an impossible date; RecursionError: a thousand brackets.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
+        raise UsageError(f"{where}: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        line = _line_of(root, error.errors()[0]["loc"])
+        raise _refusal(error, where=f"{path}, line {line}: ") from None
+
+
+def override(settings: Settings, changes: Mapping[str, object]) -> Settings:
+    """The settings with some changed, each named as `section.setting`.
+
+    Raises:
+        UsageError: where a value is refused or no setting has that name.
+    """
+    values = settings.model_dump()
+    for name, value in changes.items():
+        *sections, key = name.split(".")
+        target = values
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[key] = value
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError, *, where: str = "") -> UsageError:
+    """The first thing that pydantic found, in two lines."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or "settings"
+    if first["type"] == "extra_forbidden":
+        nearest = get_close_matches(name, _setting_names(), n=1)
+        fix = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(Settings.model_fields)}"
+        return UsageError(f"{where}no setting is called {name}", fix=fix)
+    reason = first["msg"].removeprefix("Value error, ")
+    return UsageError(f"{where}{name}: {reason[:1].lower()}{reason[1:]} (got {first['input']!r:.80})")
+
+
+def _setting_names() -> list[str]:
+    sections = Settings().model_dump()
+    inner = [f"{section}.{key}" for section, keys in sections.items() if isinstance(keys, dict) for key in keys]
+    return [*sections, *inner]
+
+
+def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
+    """The line on which a setting stands, or the innermost thing around it that is there."""
+    line = 1
+    for part in location:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next(((key, value) for key, value in pairs if key.value == part), None)
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line

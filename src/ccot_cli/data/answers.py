@@ -1,0 +1,56 @@
+"""Read final answers out of text and grade them.
+
+Everything here takes time linear in the text, whatever a model wrote: an answer is never evaluated.
+"""
+
+import re
+from decimal import Decimal
+
+from ccot_cli.data.problems import ANSWER_LINE
+
+LEADING_NUMBER = re.compile(r"-?[0-9.,]++(?=\s|$)")
+# A minus between digits subtracts and is no sign: the last number of "7-4" is 4.
+ANY_NUMBER = re.compile(r"(?:(?<![0-9])-)?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
+MOST_CHARACTERS = 100
+"""A longer number is compared as text."""
+
+
+def read_answer(text: str) -> str | None:
+    """What stands after the last `####` on its line, None where nothing does.
+
+    A number is read as GSM8K's official reader does it: without its commas, and without the words after it.
+    """
+    _, marker, rest = text.rpartition(ANSWER_LINE)
+    line = rest.partition("\n")[0].strip() if marker else ""
+    number = LEADING_NUMBER.match(line)
+    return (number[0].replace(",", "") if number else line) or None
+
+
+def read_last_number(text: str) -> str | None:
+    """The last number in the text, for models that do not write `####`; None where there is no number."""
+    numbers = ANY_NUMBER.findall(text)
+    return re.sub(r"[$,]", "", numbers[-1]) if numbers else None
+
+
+def is_correct(prediction: str, reference: str) -> bool:
+    """Whether two answers are the same number, or the same text but for case and white space.
+
+    Dollar signs, commas, a final full stop and trailing zeros do not change a number.
+    """
+    numbers = _number(prediction), _number(reference)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    return _plain(prediction) == _plain(reference)
+
+
+def _number(text: str) -> Decimal | None:
+    text = text.strip()
+    if len(text) > MOST_CHARACTERS:
+        return None
+    plain = re.sub(r"[$,]", "", text).strip().removesuffix(".")
+    return Decimal(plain) if PLAIN_NUMBER.fullmatch(plain) else None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())

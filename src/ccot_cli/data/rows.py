@@ -1,0 +1,113 @@
+"""Read rows of named columns from a .jsonl, .csv or .parquet file, or from a hub data set."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ccot_cli.errors import ResourceError, UsageError
+
+Row = dict[str, Any] | ValueError
+"""Cells by column, or why the row could not be read. A ValueError is a value here, because one bad row ends nothing."""
+
+
+def names_file(source: str) -> bool:
+    """Whether a source is a file by its name, rather than a hub data set or a folder."""
+    return Path(source).suffix.lower() in _READERS
+
+
+def read_rows(source: str, *, subset: str | None, split: str) -> list[tuple[int, Row]]:
+    """All rows of a source with their numbers from 1; a JSONL row's number is its line.
+
+    Args:
+        source: A file, a folder or a hub name; subset and split are those of a folder or a hub data set.
+
+    Raises:
+        UsageError: where there is no such source, or it cannot be read as a whole.
+        ResourceError: where the hub is out of reach.
+    """
+    path = Path(source).expanduser()
+    if names_file(source):
+        return _read_file(source, path)
+    if path.is_file():
+        raise UsageError(f"{source} is of no kind that can be read", fix=f"give a file named {', '.join(_READERS)}")
+    if source.startswith(("/", ".", "~")) and not path.exists():
+        raise _no_such_file(source)
+    return list(enumerate(_load_from_hub(source, subset, split), start=1))
+
+
+def _read_file(source: str, path: Path) -> list[tuple[int, Row]]:
+    try:
+        return list(_READERS[path.suffix.lower()](path))
+    except FileNotFoundError:
+        raise _no_such_file(source) from None
+    except (OSError, ValueError, csv.Error) as error:  # pyarrow's complaints are ValueErrors
+        raise UsageError(f"{source} cannot be read: {_one_line(error)}", fix="repair the file") from error
+
+
+def _no_such_file(source: str) -> UsageError:
+    fix = f"check the path; a relative one starts at {Path.cwd()}"
+    return UsageError(f"there is no file {source}", fix=fix)
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+    # surrogateescape: a broken byte spoils its row, not the file.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield number, _parse_json(line)
+
+
+def _parse_json(line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return ValueError("it is not JSON")
+    return row if isinstance(row, dict) else ValueError("it is JSON, but not an object with columns")
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        for number, row in enumerate(csv.DictReader(lines), start=1):
+            # DictReader keeps surplus cells under the key None: the sign of a comma that was not quoted.
+            yield number, ValueError("it has more cells than the header") if None in row else dict(row)
+
+
+def _read_parquet(path: Path) -> Iterable[tuple[int, Row]]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        return enumerate(file.read().to_pylist(), start=1)
+
+
+_READERS: dict[str, Callable[[Path], Iterable[tuple[int, Row]]]] = {
+    ".jsonl": _read_jsonl,
+    ".json-lines": _read_jsonl,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+def _load_from_hub(source: str, subset: str | None, split: str) -> list[Row]:
+    import datasets
+
+    try:
+        rows: list[Row] = datasets.load_dataset(source, subset, split=split).to_list()
+    except (FileNotFoundError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise UsageError(
+            f"cannot load the data set {source!r}: {_one_line(error)}",
+            fix=f"check data.source, data.subset and data.split, or give a file named {', '.join(_READERS)}",
+        ) from error
+    except OSError as error:
+        raise ResourceError(
+            f"cannot fetch the data set {source!r}: {_one_line(error)}",
+            fix="run the same command once with a network: it is cached, and HF_HUB_OFFLINE=1 works from then on",
+        ) from error
+    return rows
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says, without the line breaks and the essays of some libraries."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:199]}…"

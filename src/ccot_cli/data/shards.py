@@ -1,0 +1,107 @@
+"""Hidden states of many problems on disk: safetensors shards that hold whole problems.
+
+A shard's tensors:
+    states      rows, I, D   gold states, the problems' rows one after another
+    token_ids   rows         the token each row stands for
+    positions   rows         its position in the solution
+    numbers     problems     which problem of problems.jsonl
+    offsets     problems + 1 where each problem's rows begin and end
+
+Dimensions: J rows of a problem, I hidden-state indices, D width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ccot_cli.errors import CorruptError
+from ccot_cli.files import commit
+
+
+@dataclass(frozen=True)
+class Record:
+    """One problem's rows."""
+
+    number: int
+    states_JID: Tensor
+    token_ids_J: Tensor
+    positions_J: Tensor
+
+    def rows(self, kept: list[int]) -> "Record":
+        """Only these rows, in this order."""
+        return Record(self.number, self.states_JID[kept], self.token_ids_J[kept], self.positions_J[kept])
+
+
+@dataclass
+class ShardWriter:
+    """Collects records and writes a shard whenever they reach `max_bytes`."""
+
+    folder: Path
+    max_bytes: int
+    num_shards: int = 0
+    _pending: list[Record] = field(default_factory=list)
+    _bytes: int = 0
+
+    def add(self, record: Record) -> None:
+        self._pending.append(record)
+        self._bytes += record.states_JID.nbytes
+        if self._bytes >= self.max_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending, if anything is."""
+        if not self._pending:
+            return
+        counts = torch.tensor([0, *(len(record.states_JID) for record in self._pending)])
+        tensors = {
+            "states": torch.cat([record.states_JID for record in self._pending]),
+            "token_ids": torch.cat([record.token_ids_J for record in self._pending]).int(),
+            "positions": torch.cat([record.positions_J for record in self._pending]).int(),
+            "numbers": torch.tensor([record.number for record in self._pending]),
+            "offsets": counts.cumsum(0),
+        }
+        with commit(self.folder / f"shard-{self.num_shards:05d}.safetensors") as part:
+            save_file(tensors, part)
+        self.num_shards += 1
+        self._pending, self._bytes = [], 0
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob("shard-*.safetensors"))
+
+
+def stored_numbers(folder: Path) -> set[int]:
+    """The problems that finished shards hold already."""
+    numbers: set[int] = set()
+    for path in shard_paths(folder):
+        with _opened(path) as shard:
+            numbers.update(shard.get_tensor("numbers").tolist())
+    return numbers
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """Yield every record, in the order in which they were written.
+
+    Raises:
+        CorruptError: for a shard that is damaged.
+    """
+    for path in shard_paths(folder):
+        with _opened(path) as shard:
+            token_ids, positions = shard.get_tensor("token_ids"), shard.get_tensor("positions")
+            offsets = shard.get_tensor("offsets").tolist()
+            states = shard.get_slice("states")
+            for place, number in enumerate(shard.get_tensor("numbers").tolist()):
+                start, end = offsets[place], offsets[place + 1]
+                yield Record(number, states[start:end], token_ids[start:end], positions[start:end])
+
+
+def _opened(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CorruptError(f"{path} is damaged: {error}", fix="delete its folder and run its stage again") from error

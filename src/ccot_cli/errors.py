@@ -1,0 +1,45 @@
+"""Errors for people: what is wrong, what to do next, and the exit code.
+
+CcotError            1   internal
+├── UsageError       2   an argument or a setting
+├── MissingError     3   an earlier stage has not run
+├── CorruptError     4   a file is damaged or belongs to something else
+├── ResourceError    5   not enough disk or memory
+├── BusyError        6   another process works on this workspace
+└── DivergedError    7   training left the finite numbers
+"""
+
+
+class CcotError(Exception):
+    """Base class; shown as two lines, `error:` and `fix:`."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+
+class UsageError(CcotError):
+    exit_code = 2
+
+
+class MissingError(CcotError):
+    exit_code = 3
+
+
+class CorruptError(CcotError):
+    exit_code = 4
+
+
+class ResourceError(CcotError):
+    exit_code = 5
+
+
+class BusyError(CcotError):
+    exit_code = 6
+
+
+class DivergedError(CcotError):
+    exit_code = 7

@@ -1,0 +1,151 @@
+"""φ and ψ as two named LoRA adapters on θ, through PEFT.
+
+PEFT re-enables gradients whenever an adapter is switched. Here one set of trainable parameters is declared, kept and
+re-applied after every switch, so that switching changes which weights compute and nothing else.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+import torch
+from peft import LoraConfig, LoraModel, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ccot_cli.errors import CorruptError
+from ccot_cli.models.theta import Theta
+
+PHI, PSI = "phi", "psi"
+_LAYER_NUMBER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+
+
+class Adapters:
+    """The adapters of one base model. θ itself is `use(None)`."""
+
+    def __init__(self, theta: Theta) -> None:
+        self.theta = theta
+        self._peft: PeftModel | None = None
+        self._trainable: set[str] = set()
+
+    def add(self, name: str, *, rank: int, alpha: int, seed: int) -> None:
+        """Attach a fresh adapter to every linear layer of the decoder. It starts equal to θ (LoRA's B is zero)."""
+        # GPT-2 keeps its matrices transposed, in modules of transformers' own.
+        is_transposed = any(isinstance(module, Conv1D) for module in self.theta.model.modules())
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            target_modules="all-linear",
+            lora_dropout=0.0,
+            fan_in_fan_out=is_transposed,
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._attach(name, config)
+
+    def _attach(self, name: str, config: LoraConfig) -> None:
+        if self._peft is not None and name in self._peft.peft_config:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
+                self._peft.delete_adapter(name)
+        if self._peft is None:
+            self._peft = get_peft_model(self.theta.model, config, adapter_name=name)
+        else:
+            self._peft.add_adapter(name, config)
+        self.theta.model.eval()
+        self.train_only(())
+
+    def load(self, name: str, folder: Path) -> None:
+        """Attach the adapter saved in `folder`.
+
+        Raises:
+            CorruptError: where a tensor is missing, too many, misshapen or not finite, or a file is damaged.
+        """
+        try:
+            settings = json.loads((folder / "adapter_config.json").read_text())
+            saved = load_file(folder / "adapter_model.safetensors")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CorruptError(f"adapter {folder} cannot be read: {error}", fix="train it again") from error
+        rank, alpha = settings["r"], settings["lora_alpha"]
+        self.add(name, rank=rank, alpha=alpha, seed=0)
+        self._check(folder, saved, self.state(name))
+        set_peft_model_state_dict(self.peft, saved, adapter_name=name)
+        self.train_only(())
+
+    @staticmethod
+    def _check(folder: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+        unlike = sorted(saved.keys() ^ expected.keys())
+        unlike += [name for name in saved.keys() & expected.keys() if saved[name].shape != expected[name].shape]
+        if unlike:
+            raise CorruptError(
+                f"adapter {folder} does not fit this model: {len(unlike)} tensors differ, the first is {unlike[0]}",
+                fix="use the model it was trained on, or train it again",
+            )
+        broken = [name for name, tensor in saved.items() if not tensor.isfinite().all()]
+        if broken:
+            raise CorruptError(f"adapter {folder} holds numbers that are not finite: {broken[0]}", fix="train it again")
+
+    def save(self, name: str, folder: Path) -> None:
+        """Write `folder/name/` so that plain PEFT can load it."""
+        self.peft.save_pretrained(str(folder), selected_adapters=[name])
+        (folder / name / "README.md").unlink(missing_ok=True)
+
+    @property
+    def peft(self) -> PeftModel:
+        assert self._peft is not None, "no adapter was added"
+        return self._peft
+
+    @property
+    def _tuner(self) -> LoraModel:
+        return cast(LoraModel, self.peft.base_model)
+
+    def use(self, name: str | None) -> None:
+        """Compute with this adapter from now on; None is θ alone."""
+        if self._peft is None:
+            assert name is None, f"no adapter {name}"
+            return
+        if name is None:
+            self._tuner.disable_adapter_layers()
+        else:
+            self._tuner.enable_adapter_layers()
+            self._tuner.set_adapter(name)
+        self._freeze()
+
+    def train_only(self, names: Iterable[str]) -> None:
+        """Declare the exact set of trainable parameters, by their names in `named_parameters`."""
+        self._trainable = set(names)
+        self._freeze()
+
+    def _freeze(self) -> None:
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name in self._trainable)
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.theta.model.named_parameters())
+
+    def names(self, adapter: str, *, layers: range | None = None) -> list[str]:
+        """Parameter names of one adapter, of the given decoder layers only (counted from 0)."""
+        return [
+            name
+            for name, _ in self.named_parameters()
+            if f".{adapter}." in name and (layers is None or _layer_of(name) in layers)
+        ]
+
+    def trainable(self) -> list[nn.Parameter]:
+        return [parameter for name, parameter in self.named_parameters() if name in self._trainable]
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """The adapter's tensors as PEFT saves them."""
+        state: dict[str, Tensor] = get_peft_model_state_dict(self.peft, adapter_name=name)
+        return state
+
+
+def _layer_of(parameter_name: str) -> int:
+    found = _LAYER_NUMBER.search(parameter_name)
+    return int(found.group(1)) if found else -1

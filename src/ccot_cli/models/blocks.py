@@ -1,0 +1,155 @@
+"""A decoder model as hidden-state indices 0..L: run any range of its layers, on any weights, with one cache.
+
+Index 0 is the embedding output, index i the raw output of decoder layer i; index L is before the final norm. Nothing
+here knows which family the model is beyond the names of its parts. `verify` proves that, part by part, they make up
+the model's own forward pass, and refuses a family where they do not.
+
+Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from ccot_cli.errors import UsageError
+from ccot_cli.tensors.masks import causal_mask, positions
+
+_LAYERS = ("layers", "h", "blocks")
+_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
+_POSITION_TABLES = ("wpe",)
+
+
+def _first(module: nn.Module, names: tuple[str, ...]) -> Any:
+    return next((getattr(module, name) for name in names if hasattr(module, name)), None)
+
+
+@dataclass
+class Sequence:
+    """What has been run so far: keys and values of every layer, and which columns hold real tokens.
+
+    A column is a place in the cache; a row may leave columns empty (left padding, contemplation tokens behind END),
+    and those are neither attended to nor counted in positions.
+    """
+
+    cache: DynamicCache
+    mask_BS: Tensor
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device) -> "Sequence":
+        return cls(DynamicCache(), torch.zeros(batch, 0, dtype=torch.bool, device=device))
+
+    def extend(self, mask_BT: Tensor) -> None:
+        """Make room for T new columns. Run the layers on them afterwards."""
+        self.mask_BS = torch.cat([self.mask_BS, mask_BT], dim=1)
+
+    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """What a decoder layer (counted from 0) has left for later columns: B, heads, S, D of a head, twice."""
+        kept = cast(DynamicLayer, self.cache.layers[layer])
+        assert kept.keys is not None
+        assert kept.values is not None
+        return kept.keys, kept.values
+
+
+class Blocks:
+    """The parts of a causal language model, run by hand."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        body = getattr(model, model.base_model_prefix, None)
+        layers = _first(body, _LAYERS) if isinstance(body, nn.Module) else None
+        norm = _first(body, _NORMS) if isinstance(body, nn.Module) else None
+        if not isinstance(layers, nn.ModuleList) or norm is None:
+            raise UsageError(
+                f"{type(model).__name__} is built in a way that ccot does not know",
+                fix="use a decoder model like Llama, Qwen, Mistral or GPT-2",
+            )
+        self.model = model
+        self.layers = layers
+        self.norm = norm
+        self.rotary = getattr(body, "rotary_emb", None)
+        self.position_table = _first(body, _POSITION_TABLES) if isinstance(body, nn.Module) else None
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.head: nn.Module = model.get_output_embeddings()
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.layers)
+
+    def _window(self, layer: int) -> int | None:
+        """The sliding window of a layer, None where it sees everything."""
+        types = getattr(self.model.config, "layer_types", None)
+        if types is not None:
+            return self.model.config.sliding_window if types[layer] == "sliding_attention" else None
+        return getattr(self.model.config, "sliding_window", None)
+
+    def enter(self, embeds_BTD: Tensor, sequence: Sequence) -> Tensor:
+        """Index 0 of the newest columns, from embeddings or from states that are fed back in their place.
+
+        GPT-2 adds its position table here, to contemplation tokens too.
+        """
+        if self.position_table is None:
+            return embeds_BTD
+        added: Tensor = self.position_table(positions(sequence.mask_BS, embeds_BTD.shape[1]))
+        return embeds_BTD + added
+
+    def run(self, hidden_BTD: Tensor, first: int, last: int, sequence: Sequence) -> Tensor:
+        """Take the newest T columns from index `first` to index `last`, filling the cache on the way.
+
+        Args:
+            hidden_BTD: States at index `first`, of the last T columns of `sequence`.
+            first: Hidden-state index to start from, 0 <= first <= last.
+            last: Hidden-state index to reach, at most L.
+            sequence: Already extended by these columns.
+
+        Returns:
+            States at index `last`: B, T, D.
+        """
+        num_new = hidden_BTD.shape[1]
+        place_BT = positions(sequence.mask_BS, num_new)
+        masks: dict[int | None, Tensor] = {}
+        arguments: dict[str, Any] = {"position_ids": place_BT, "past_key_values": sequence.cache, "use_cache": True}
+        if self.rotary is not None:
+            arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids=place_BT)
+        for index in range(first, last):
+            window = self._window(index)
+            if window not in masks:
+                masks[window] = causal_mask(sequence.mask_BS, num_new, window=window)
+            output = self.layers[index](hidden_BTD, attention_mask=masks[window], **arguments)
+            hidden_BTD = output[0] if isinstance(output, tuple) else output
+        return hidden_BTD
+
+    def run_ids(self, ids_BT: Tensor, mask_BT: Tensor, sequence: Sequence, *, last: int | None = None) -> Tensor:
+        """Append tokens and take them to index `last`, L by default."""
+        sequence.extend(mask_BT)
+        hidden_BTD = self.enter(self.embedding(ids_BT), sequence)
+        return self.run(hidden_BTD, 0, self.num_layers if last is None else last, sequence)
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Next-token logits from states at index L: B, T, V."""
+        logits_BTV: Tensor = self.head(self.norm(hidden_BTD))
+        return logits_BTV
+
+    @torch.no_grad()
+    def verify(self) -> None:
+        """Compare with the model's own forward pass on a few tokens.
+
+        Raises:
+            UsageError: where they differ: the family does something between its parts (scales, caps, reuses states).
+        """
+        device = self.model.device
+        ids_BT = torch.arange(3, 11, device=device)[None] % self.model.config.vocab_size
+        expected_BTV = self.model(input_ids=ids_BT).logits
+        sequence = Sequence.empty(1, device)
+        found_BTV = self.logits(self.run_ids(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), sequence))
+        scale = expected_BTV.abs().max().clamp_min(1e-6)
+        error = ((found_BTV - expected_BTV).abs().max() / scale).item()
+        tolerance = 1e-3 if expected_BTV.dtype == torch.float32 else 5e-2
+        if not error <= tolerance:
+            raise UsageError(
+                f"{type(self.model).__name__} run layer by layer is off by {error:.1%} from its own forward pass",
+                fix="this family is not supported yet; Llama, Qwen, Mistral and GPT-2 are",
+            )

@@ -1,0 +1,86 @@
+"""END_ψ: does another contemplation token follow? (paper, section 4.2)
+
+A linear classifier on a contemplation token's raw state at index L. Fitting it is logistic regression, a convex
+problem, so it is solved to the optimum instead of trained by steps.
+
+Dimensions: M tokens of many examples, B batch, K contemplation tokens, D width.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ccot_cli.errors import CorruptError
+
+FILE_NAME = "end.safetensors"
+
+
+@dataclass(frozen=True)
+class End:
+    """The classifier: END where `state . weight + bias > 0`."""
+
+    weight_D: Tensor
+    bias: Tensor
+
+    def logits(self, last_BKD: Tensor) -> Tensor:
+        return last_BKD.float() @ self.weight_D + self.bias
+
+    def __call__(self, last_BKD: Tensor) -> Tensor:
+        return self.logits(last_BKD) > 0
+
+    def to(self, device: torch.device) -> "End":
+        return End(self.weight_D.to(device), self.bias.to(device))
+
+    def save(self, folder: Path) -> None:
+        save_file({"weight": self.weight_D.cpu(), "bias": self.bias.cpu()}, folder / FILE_NAME)
+
+    @classmethod
+    def load(cls, folder: Path, width: int) -> "End":
+        """Read a saved classifier.
+
+        Raises:
+            CorruptError: where it is damaged or made for another width.
+        """
+        path = folder / FILE_NAME
+        try:
+            saved = load_file(path)
+            weight_D, bias = saved["weight"], saved["bias"]
+        except (OSError, KeyError, SafetensorError) as error:
+            raise CorruptError(f"{path} cannot be read: {error}", fix="ccot train-psi") from error
+        if weight_D.shape != (width,) or not bool(weight_D.isfinite().all() and bias.isfinite().all()):
+            raise CorruptError(f"{path} does not fit a model of width {width}", fix="ccot train-psi")
+        return cls(weight_D, bias)
+
+
+def fit_end(last_MD: Tensor, is_last_M: Tensor, *, penalty: float = 1e-4, iterations: int = 200) -> End:
+    """Logistic regression of "is the last of its k tokens" on states.
+
+    Args:
+        last_MD: Raw states at index L of every contemplation token.
+        is_last_M: The labels.
+        penalty: Weight of the squared norm, in units of standardized states.
+    """
+    last_MD = last_MD.float()
+    mean_D, std_D = last_MD.mean(dim=0), last_MD.std(dim=0, correction=0).clamp_min(1e-6)
+    scaled_MD = (last_MD - mean_D) / std_D
+    label_M = is_last_M.float()
+    weight_D = torch.zeros_like(mean_D, requires_grad=True)
+    bias = torch.zeros((), device=last_MD.device, requires_grad=True)
+    solver = torch.optim.LBFGS([weight_D, bias], max_iter=iterations, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(scaled_MD @ weight_D + bias, label_M)
+        loss = loss + penalty * weight_D.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        solver.step(closure)  # type: ignore[no-untyped-call]
+    folded_D = (weight_D / std_D).detach()
+    return End(folded_D, (bias - folded_D @ mean_D).detach())

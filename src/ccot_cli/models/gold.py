@@ -1,0 +1,75 @@
+"""Gold hidden states: θ over whole solutions (paper, section 4.1).
+
+Dimensions: B batch, T tokens of a solution, I hidden-state indices that are kept, D width. A problem's gold states
+stand for its last query token (z_0's place) and its m chain tokens: 1 + m rows.
+"""
+
+from collections.abc import Iterator, Set
+from collections.abc import Sequence as Rows
+
+import torch
+from torch import Tensor
+
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.masks import pad_right
+
+
+def plan_batches(lengths: Rows[int], *, batch_tokens: int) -> list[list[int]]:
+    """Group problems of like length: a padded batch holds `batch_tokens` tokens at most, or one problem."""
+    order = sorted(range(len(lengths)), key=lambda number: (-lengths[number], number))
+    batches: list[list[int]] = []
+    for number in order:
+        # The first of a batch is its longest.
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
+            batches[-1].append(number)
+        else:
+            batches.append([number])
+    return batches
+
+
+def solution_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
+    """[query; chain; answer], the answer behind its marker."""
+    return [*problem.query, *problem.chain, *theta.encoder.answer_marker, *problem.answer]
+
+
+@torch.no_grad()
+def gold_states(
+    theta: Theta,
+    problems: Rows[EncodedProblem],
+    *,
+    indices: Rows[int],
+    batch_tokens: int,
+    dtype: torch.dtype,
+    skip: Set[int] = frozenset(),
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield each problem's number and its gold states (1 + m, I, D), longest problems first.
+
+    The batches depend on the problems and `batch_tokens` alone, so two passes give the same bits.
+
+    Args:
+        skip: Problems that an interrupted run has finished.
+    """
+    lengths = [len(solution_ids(theta, problem)) for problem in problems]
+    for batch in plan_batches(lengths, batch_tokens=batch_tokens):
+        if skip >= set(batch):
+            continue
+        ids_BT, mask_BT = pad_right(
+            [solution_ids(theta, problems[number]) for number in batch], fill=theta.pad_id, device=theta.device
+        )
+        sequence = Sequence.empty(len(batch), theta.device)
+        sequence.extend(mask_BT)
+        hidden_BTD = theta.blocks.enter(theta.blocks.embedding(ids_BT), sequence)
+        kept: list[Tensor] = []
+        for index in range(theta.num_layers + 1):
+            if index:
+                hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
+            if index in indices:
+                kept.append(hidden_BTD.to(dtype))
+        for row, number in enumerate(batch):
+            if number in skip:
+                continue
+            start = len(problems[number].query) - 1
+            end = start + 1 + len(problems[number].chain)
+            yield number, torch.stack([state_BTD[row, start:end] for state_BTD in kept], dim=1).cpu()

@@ -1,0 +1,141 @@
+"""CCOT_φ: generate contemplation tokens (paper, Algorithm 2, lines 3 to 8).
+
+The next token needs layers 1..l of the last one only, so those run token by token; layers l+1..L read nothing but
+their outputs and follow for a whole chunk of tokens at once. A chunk of one token is the paper's algorithm to the
+letter, and every chunk size gives the same tokens.
+
+Dimensions: B batch, K contemplation tokens, D width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ccot_cli.models.adapters import PHI, Adapters
+from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.masks import pad_left
+
+IsEnd = Callable[[Tensor], Tensor]
+"""Raw states at index L (B, K, D) -> True at tokens after which no other comes (B, K)."""
+
+
+@dataclass(frozen=True)
+class Contemplation:
+    """The tokens of a batch of questions; the sequence they were appended to holds their keys and values."""
+
+    inputs_BKD: Tensor
+    """What was fed at the embedding position: z_0, then each token's state at index l."""
+    last_BKD: Tensor
+    """Raw states at index L."""
+    mask_BK: Tensor
+    """True at tokens that exist; a row's tokens come first."""
+    is_capped_B: Tensor
+    """True where the cap ended the row, not END."""
+
+    @property
+    def num_tokens_B(self) -> Tensor:
+        return self.mask_BK.sum(dim=1)
+
+
+def encode_query(
+    theta: Theta, adapters: Adapters, queries: list[list[int]], *, layer: int
+) -> tuple[Sequence, Tensor, Tensor]:
+    """Run the queries under θ.
+
+    Returns:
+        The sequence to continue, z_0 (the last query token's state at index l: B, D) and its state at index L (B, D).
+    """
+    adapters.use(None)
+    ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
+    sequence = Sequence.empty(len(queries), theta.device)
+    lower_BND = theta.blocks.run_ids(ids_BN, mask_BN, sequence, last=layer)
+    upper_BND = theta.blocks.run(lower_BND, layer, theta.num_layers, sequence)
+    return sequence, lower_BND[:, -1], upper_BND[:, -1]
+
+
+def contemplate(
+    theta: Theta,
+    adapters: Adapters,
+    sequence: Sequence,
+    first_BD: Tensor,
+    *,
+    layer: int,
+    max_tokens: int,
+    num_tokens_B: Tensor | None = None,
+    is_end: IsEnd | None = None,
+    chunk: int = 4,
+) -> Contemplation:
+    """Generate contemplation tokens after the query, until END, a given number or the cap.
+
+    Args:
+        sequence: The query under θ; extended by K columns.
+        first_BD: z_0.
+        layer: Autoregressive layer l, 1 <= l <= L.
+        max_tokens: The cap h.
+        num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
+        is_end: The stop classifier; without it and without a number, every row runs to the cap.
+        chunk: Tokens between two looks at END.
+    """
+    adapters.use(PHI)
+    batch = first_BD.shape[0]
+    limit_B = torch.full((batch,), max_tokens, device=first_BD.device)
+    if num_tokens_B is not None:
+        limit_B = num_tokens_B.to(first_BD.device)
+    limit = int(limit_B.max())
+    is_alive_B = torch.ones(batch, dtype=torch.bool, device=first_BD.device)
+    inputs, lasts, masks = [], [], []
+    done, state_BD = 0, first_BD
+    while done < limit and bool(is_alive_B.any()):
+        width = min(chunk, limit - done)
+        lower = []
+        for column in range(done, done + width):
+            inputs.append(state_BD)
+            sequence.extend((is_alive_B & (column < limit_B))[:, None])
+            hidden_B1D = theta.blocks.run(theta.blocks.enter(state_BD[:, None], sequence), 0, layer, sequence)
+            state_BD = hidden_B1D[:, 0]
+            lower.append(state_BD)
+        last_BTD = theta.blocks.run(torch.stack(lower, dim=1), layer, theta.num_layers, sequence)
+        exists_BT = sequence.mask_BS[:, -width:]
+        if is_end is not None and num_tokens_B is None:
+            is_end_BT = is_end(last_BTD) & exists_BT
+            is_behind_BT = (is_end_BT.long().cumsum(dim=1) - is_end_BT.long()) > 0
+            exists_BT = exists_BT & ~is_behind_BT
+            sequence.mask_BS = torch.cat([sequence.mask_BS[:, :-width], exists_BT], dim=1)
+            is_alive_B = is_alive_B & ~is_end_BT.any(dim=1)
+        lasts.append(last_BTD)
+        masks.append(exists_BT)
+        done += width
+    return Contemplation(
+        inputs_BKD=torch.stack(inputs, dim=1),
+        last_BKD=torch.cat(lasts, dim=1),
+        mask_BK=torch.cat(masks, dim=1),
+        is_capped_B=is_alive_B if num_tokens_B is None else torch.zeros_like(is_alive_B),
+    )
+
+
+def replay(
+    theta: Theta,
+    adapters: Adapters,
+    sequence: Sequence,
+    inputs_BKD: Tensor,
+    mask_BK: Tensor,
+    *,
+    layer: int,
+    trains_above: bool = False,
+) -> Tensor:
+    """Run kept contemplation inputs in one parallel pass.
+
+    Layers 1..l never see a gradient; those above do where `trains_above` (paper, section 4.2).
+
+    Returns:
+        last_BKD: Raw states at index L.
+    """
+    adapters.use(PHI)
+    sequence.extend(mask_BK)
+    with torch.no_grad():
+        lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
+    with torch.set_grad_enabled(trains_above and torch.is_grad_enabled()):
+        return theta.blocks.run(lower_BKD, layer, theta.num_layers, sequence)

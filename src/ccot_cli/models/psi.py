@@ -1,0 +1,82 @@
+"""DECODE_ψ: answer from the query and the contemplation tokens (paper, Algorithm 2, lines 9 to 14).
+
+Dimensions: B batch, T tokens, O answer tokens, D width, V vocabulary.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ccot_cli.models.adapters import PSI, Adapters
+from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.losses import answer_cross_entropy
+from ccot_cli.tensors.masks import pad_right
+
+
+@dataclass(frozen=True)
+class Text:
+    """Greedily decoded tokens of a batch, without the end of sequence."""
+
+    ids: list[list[int]]
+    is_capped: list[bool]
+    """True where the cap ended the row."""
+
+
+def answer_loss(
+    theta: Theta,
+    adapters: Adapters,
+    sequence: Sequence,
+    start: Rows[Rows[int]],
+    answers: Rows[Rows[int]],
+) -> Tensor:
+    """Cross-entropy of the answers after `start` (<ANS>), under ψ (paper, LOSS_ψ).
+
+    Args:
+        sequence: Query and contemplation tokens so far.
+        start: Ids that every row is given, the same number in each, at least one; not counted.
+        answers: Ids that every row must say, end of sequence included.
+    """
+    adapters.use(PSI)
+    given = len(start[0])
+    fed = [[*opening, *answer[:-1]] for opening, answer in zip(start, answers, strict=True)]
+    fed_BT, mask_BT = pad_right(fed, fill=theta.pad_id, device=theta.device)
+    hidden_BOD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)[:, given - 1 :]
+    target_BO, mask_BO = pad_right(answers, fill=theta.pad_id, device=theta.device)
+    return answer_cross_entropy(theta.blocks.logits(hidden_BOD), target_BO, mask_BO)
+
+
+@torch.no_grad()
+def decode(
+    theta: Theta,
+    adapters: Adapters,
+    sequence: Sequence,
+    start: Rows[Rows[int]],
+    *,
+    max_tokens: int,
+    adapter: str | None = PSI,
+) -> Text:
+    """Feed `start` and decode greedily to the end of sequence or the cap.
+
+    Args:
+        sequence: What comes before; extended.
+        start: Ids to feed first, the same number in every row.
+        adapter: Whose weights decode; None is θ.
+    """
+    adapters.use(adapter)
+    fed_BT = torch.tensor(start, device=theta.device)
+    is_alive_B = torch.ones(len(start), dtype=torch.bool, device=theta.device)
+    columns: list[Tensor] = []
+    while len(columns) < max_tokens and bool(is_alive_B.any()):
+        mask_BT = is_alive_B[:, None].expand_as(fed_BT)
+        hidden_BTD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)
+        next_B = theta.blocks.logits(hidden_BTD[:, -1:])[:, 0].argmax(dim=-1)
+        next_B = torch.where(is_alive_B, next_B, theta.eos_id)
+        columns.append(next_B)
+        is_alive_B = is_alive_B & (next_B != theta.eos_id)
+        fed_BT = next_B[:, None]
+    rows = torch.stack(columns, dim=1).tolist()
+    ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in rows]
+    return Text(ids=ids, is_capped=is_alive_B.tolist())

@@ -1,0 +1,136 @@
+"""Load the frozen base model θ and its tokenizer.
+
+`embedded` is the small model inside the package; everything else goes to transformers, always as safetensors and
+never with remote code.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ccot_cli.config import EMBEDDED, ModelConfig
+from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.errors import CcotError, ResourceError, UsageError
+from ccot_cli.models.blocks import Blocks
+
+EMBEDDED_FOLDER = Path(__file__).parent.parent / "embedded"
+
+
+@dataclass(frozen=True)
+class Theta:
+    """The base model, frozen, with everything that is derived from it."""
+
+    name: str
+    model: PreTrainedModel
+    encoder: Encoder
+    blocks: Blocks
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        return self.blocks.num_layers
+
+    @property
+    def pad_id(self) -> int:
+        """An id for padding; what it is never matters."""
+        pad: int | None = self.encoder.tokenizer.pad_token_id
+        return self.eos_id if pad is None else pad
+
+    @property
+    def eos_id(self) -> int:
+        eos: int = self.encoder.tokenizer.eos_token_id
+        return eos
+
+    def fingerprint(self) -> str:
+        """Tells this model, tokenizer and template from others: hash of shapes, samples of weights and a text's ids."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            if "lora_" in name:
+                continue
+            sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].float().cpu().numpy().tobytes()
+            digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode() + sample)
+        digest.update(str(self.encoder.query('Mia has 12 pens: $3.50, "all".\n')).encode())
+        digest.update(str(self.encoder.answer_marker).encode())
+        return digest.hexdigest()
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one.
+
+    Raises:
+        UsageError: for a device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).splitlines()[0]
+        raise UsageError(f"no device {name!r}: {first_line}", fix="--device cpu, or --device auto") from None
+    return device
+
+
+def load_theta(config: ModelConfig) -> Theta:
+    """Load the model and prove that it can be run layer by layer.
+
+    Raises:
+        UsageError: for a name that is no model, or a family that is not supported.
+        ResourceError: where files cannot be had, for want of a network for example.
+    """
+    device = resolve_device(config.device)
+    source: str | Path = EMBEDDED_FOLDER if config.name == EMBEDDED else config.name
+    options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
+    if isinstance(source, Path) or Path(source).exists():
+        options["local_files_only"] = True
+    dtype: Any = config.dtype
+    if dtype == "auto":
+        dtype = torch.float32 if device.type == "cpu" else "auto"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, dtype=dtype, **options)
+    except (OSError, ValueError) as error:
+        raise _explain(config.name, error) from error
+    model.requires_grad_(False).eval().to(device)
+    blocks = Blocks(model)
+    blocks.verify()
+    encoder = Encoder(tokenizer, Template(config.prompt, config.answer_marker))
+    return Theta(name=config.name, model=model, encoder=encoder, blocks=blocks)
+
+
+def _explain(name: str, error: Exception) -> CcotError:
+    text = str(error)
+    first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if "offline" in text.lower() or "connect" in text.lower() or "couldn't" in text.lower():
+        return ResourceError(
+            f"model {name!r} is neither here nor to be had: {first_line}",
+            fix=f"on a machine with a network: hf download {name} --local-dir DIR; then give DIR as the model",
+        )
+    return UsageError(f"model {name!r} cannot be loaded: {first_line}", fix="ccot doctor --model " + name)
+
+
+def diagnose(name: str) -> list[str]:
+    """What a user wants to know of a model before starting, one line each.
+
+    Raises:
+        CcotError: where the model cannot be used, saying why.
+    """
+    theta = load_theta(ModelConfig(name=name))
+    config = theta.model.config
+    num_parameters = sum(parameter.numel() for parameter in theta.model.parameters())
+    return [
+        f"{type(theta.model).__name__}, {num_parameters / 1e6:,.1f} M parameters, {theta.dtype}".replace("torch.", ""),
+        f"{theta.num_layers} layers, width {config.hidden_size}, vocabulary {config.vocab_size:,}",
+        "runs layer by layer exactly as its own forward pass",
+    ]

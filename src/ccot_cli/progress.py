@@ -1,0 +1,22 @@
+"""How stages tell what they are doing. The base class is silent; the command line draws."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Progress:
+    """Receives what happens while a stage works."""
+
+    def say(self, text: str) -> None:
+        """One line about what was decided or done."""
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
+        """Open a piece of work; call what it yields as `advance(count, **figures)`.
+
+        Figures are shown beside the bar, for example `loss="0.12"`.
+        """
+
+        def advance(count: int = 1, **figures: str) -> None: ...
+
+        yield advance

@@ -1,0 +1,76 @@
+"""Answer questions with one trained method."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ccot_cli.config import Settings
+from ccot_cli.errors import UsageError
+from ccot_cli.models.reasoner import Reasoner
+from ccot_cli.stages.methods import find_methods
+from ccot_cli.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class AskResult:
+    """One answered question."""
+
+    answer: str
+    ratio: float
+    contemplation_tokens: int
+    seconds: float
+    """Wall-clock, loading excluded; a batch's time over its questions."""
+    truncated: bool
+    model: str
+    text: str
+    """All that was decoded: at r = 1 the explicit chain and the answer."""
+
+
+class Asker:
+    """A loaded method that answers; load once, ask often."""
+
+    def __init__(self, workspace: Workspace | None, settings: Settings, ratio: Decimal) -> None:
+        methods = find_methods(workspace, settings)
+        self.model = settings.model.name
+        self.longest = getattr(methods.theta.model.config, "max_position_embeddings", None)
+        self.theta = methods.theta
+        self.reasoner: Reasoner = methods.load(ratio)
+
+    def check(self, question: str) -> str:
+        """The question as it will be asked.
+
+        Raises:
+            UsageError: where it is empty, or longer than the model can read.
+        """
+        question = question.strip()
+        if not question:
+            raise UsageError(
+                "the question is empty", fix='ccot ask "Mia has 12 pens. ... How many pens does Mia have?"'
+            )
+        # Room for the contemplation tokens, or the chain, and the answer.
+        length = len(self.theta.encoder.query(question)) + 256
+        if self.longest is not None and length > self.longest:
+            raise UsageError(
+                f"the question has {length - 256:,} tokens, and {self.model} reads {self.longest - 256:,}",
+                fix="ask a shorter question",
+            )
+        return question
+
+    def answer(self, questions: Sequence[str]) -> list[AskResult]:
+        """Answer a batch of checked questions."""
+        started = time.perf_counter()
+        replies, _ = self.reasoner.reply(questions)
+        seconds = (time.perf_counter() - started) / len(questions)
+        return [
+            AskResult(
+                answer=" ".join(reply.answer.split()),
+                ratio=float(self.reasoner.ratio),
+                contemplation_tokens=reply.num_contemplation,
+                seconds=seconds,
+                truncated=reply.is_truncated,
+                model=self.model,
+                text=reply.text.strip(),
+            )
+            for reply in replies
+        ]

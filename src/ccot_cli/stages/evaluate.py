@@ -1,0 +1,225 @@
+"""Accuracy and time of every trained method on the test problems (paper, Table 2)."""
+
+import json
+import platform
+import statistics
+from collections.abc import Sequence as Rows
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ccot_cli.config import Settings, stage_config
+from ccot_cli.data.answers import is_correct
+from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.files import commit, write_json
+from ccot_cli.models.reasoner import Reasoner, Reply, Seconds
+from ccot_cli.progress import Progress
+from ccot_cli.stages.methods import Methods, find_methods
+from ccot_cli.workspace import Workspace
+
+STAGE = "eval"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of n with its Wilson 95 % interval."""
+
+    n: int
+    accuracy: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of the table. Seconds are wall-clock per question: a batch's time over its questions."""
+
+    method: str
+    ratio: float
+    n: int
+    accuracy: float
+    low: float
+    high: float
+    seconds_mean: float
+    seconds_median: float
+    seconds_p95: float
+    prefill_seconds_mean: float
+    contemplation_seconds_mean: float
+    answer_seconds_mean: float
+    contemplation_tokens_mean: float
+    answer_tokens_mean: float
+    truncated_share: float
+    by_steps: dict[str, Share]
+    """Accuracy by the number of reasoning steps."""
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The whole table."""
+
+    rows: list[Row]
+    model: str
+    data: str
+    batch_size: int
+    device: str
+    versions: dict[str, str]
+    folder: str | None
+    """Where predictions.jsonl and metrics.json lie; None where nothing was saved."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def wilson(num_correct: int, n: int) -> Share:
+    """Share of successes with the Wilson score interval at 95 %."""
+    z = 1.959963984540054
+    share = num_correct / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return Share(n, share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def run(
+    workspace: Workspace | None,
+    settings: Settings,
+    *,
+    ratios: Rows[Decimal] = (),
+    overrides: Rows[str] = (),
+    saves: bool = True,
+    progress: Progress,
+) -> EvalResult:
+    """Evaluate the given ratios, or all that are trained and the explicit chain.
+
+    Args:
+        workspace: None evaluates the embedded default; nothing is saved then.
+
+    Raises:
+        MissingError: for a ratio that was not trained.
+        UsageError: where no test problems are named.
+    """
+    methods = find_methods(workspace, settings)
+    problems = load_test(settings.data, limit=settings.eval.limit, seed=settings.eval.seed)
+    problems.sort(key=lambda problem: len(problem.question))
+    rows, predictions = [], []
+    for ratio in ratios or methods.ratios:
+        reasoner = methods.load(ratio)
+        replies, seconds = _reply_to_all(reasoner, problems, settings.eval.batch_size, progress)
+        rows.append(_row(reasoner, problems, replies, seconds))
+        predictions += [_prediction(reasoner, *pair) for pair in zip(problems, replies, strict=True)]
+    result = EvalResult(
+        rows=rows,
+        model=settings.model.name,
+        data=settings.data.test_source or settings.data.source,
+        batch_size=settings.eval.batch_size,
+        device=_device(methods),
+        versions={"python": platform.python_version(), "torch": torch.__version__},
+        folder=None,
+    )
+    if workspace is None or not saves:
+        return result
+    return _save(workspace, settings, result, predictions, overrides)
+
+
+def _device(methods: Methods) -> str:
+    device = methods.theta.device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def _reply_to_all(
+    reasoner: Reasoner, problems: list[Problem], batch_size: int, progress: Progress
+) -> tuple[list[Reply], list[tuple[int, Seconds]]]:
+    replies: list[Reply] = []
+    seconds: list[tuple[int, Seconds]] = []
+    reasoner.reply([problem.question for problem in problems[:batch_size]])  # warm-up, not timed
+    label = f"{reasoner.name} r = {reasoner.ratio:f}"
+    with progress.task(label, total=len(problems), unit="questions") as advance:
+        for start in range(0, len(problems), batch_size):
+            batch = problems[start : start + batch_size]
+            answered, spent = reasoner.reply([problem.question for problem in batch])
+            replies += answered
+            seconds.append((len(batch), spent))
+            advance(len(batch))
+    return replies, seconds
+
+
+def _row(reasoner: Reasoner, problems: list[Problem], replies: list[Reply], seconds: list[tuple[int, Seconds]]) -> Row:
+    n = len(problems)
+    marks = [is_correct(reply.answer, problem.answer) for reply, problem in zip(replies, problems, strict=True)]
+    overall = wilson(sum(marks), n)
+    per_question = sorted(spent.total / count for count, spent in seconds for _ in range(count))
+    steps = sorted({problem.num_steps for problem in problems})
+    by_steps = {
+        str(step): wilson(sum(chosen), len(chosen))
+        for step in steps
+        if (chosen := [mark for mark, problem in zip(marks, problems, strict=True) if problem.num_steps == step])
+    }
+    return Row(
+        method=reasoner.name,
+        ratio=float(reasoner.ratio),
+        n=n,
+        accuracy=overall.accuracy,
+        low=overall.low,
+        high=overall.high,
+        seconds_mean=sum(per_question) / n,
+        seconds_median=statistics.median(per_question),
+        seconds_p95=per_question[min(n - 1, int(0.95 * n))],
+        prefill_seconds_mean=sum(spent.prefill for _, spent in seconds) / n,
+        contemplation_seconds_mean=sum(spent.contemplation for _, spent in seconds) / n,
+        answer_seconds_mean=sum(spent.answer for _, spent in seconds) / n,
+        contemplation_tokens_mean=sum(reply.num_contemplation for reply in replies) / n,
+        answer_tokens_mean=sum(reply.num_answer for reply in replies) / n,
+        truncated_share=sum(reply.is_truncated for reply in replies) / n,
+        by_steps=by_steps,
+    )
+
+
+def _prediction(reasoner: Reasoner, problem: Problem, reply: Reply) -> dict[str, Any]:
+    return {
+        "method": reasoner.name,
+        "ratio": float(reasoner.ratio),
+        "id": problem.id,
+        "num_steps": problem.num_steps,
+        "reference": problem.answer,
+        "is_correct": is_correct(reply.answer, problem.answer),
+        **asdict(reply),
+    }
+
+
+def _save(
+    workspace: Workspace,
+    settings: Settings,
+    result: EvalResult,
+    predictions: list[dict[str, Any]],
+    overrides: Rows[str],
+) -> EvalResult:
+    inputs = {
+        f"train-psi/{key}": workspace.require("train-psi", key).manifest.fingerprint
+        for key in workspace.keys("train-psi")
+    }
+    key = _new_key(workspace)
+    config = stage_config(settings, STAGE)
+    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
+        saved = EvalResult(**{**vars(result), "folder": str(build.folder)})
+        with commit(build.folder / "predictions.jsonl") as part:
+            lines = (json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
+            part.write_text("".join(lines), encoding="utf-8")
+        write_json(build.folder / "metrics.json", saved.to_json())
+        best = max(result.rows, key=lambda row: row.accuracy)
+        build.summary.update(rows=len(result.rows), n=best.n, best=best.method, accuracy=best.accuracy)
+    return saved
+
+
+def _new_key(workspace: Workspace) -> str:
+    """Today's date and the first number that is free."""
+    today = datetime.now(UTC).date().isoformat()
+    number = 1
+    while Path(workspace.folder(STAGE, f"{today}-{number}")).exists():
+        number += 1
+    return f"{today}-{number}"

@@ -1,0 +1,206 @@
+"""Run θ over every solution once and keep its hidden states (paper, section 4.1)."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence as Rows
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ccot_cli.config import Settings, stage_config
+from ccot_cli.data.problems import Problem, load_training
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.data.shards import Record, ShardWriter, shard_paths, stored_numbers
+from ccot_cli.errors import ResourceError, UsageError
+from ccot_cli.files import commit, free_bytes
+from ccot_cli.models.gold import gold_states, solution_ids
+from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.progress import Progress
+from ccot_cli.workspace import Artifact, Workspace
+
+STAGE = "precompute"
+PROBLEMS_FILE = "problems.jsonl"
+STORED_DTYPE = torch.bfloat16
+"""Two bytes a number, and the range of float32; the rounding is far below what φ can imitate."""
+
+
+@dataclass(frozen=True)
+class PrecomputeResult:
+    """What was stored, or would be."""
+
+    num_train: int
+    num_validation: int
+    num_chain_tokens: int
+    num_bytes: int
+    is_every_index: bool
+    """False where only the scorer's layer is stored and `score` makes a second pass."""
+    num_shards: int
+    seconds: float
+    was_ready: bool = False
+
+
+@dataclass(frozen=True)
+class StoredProblem:
+    """A problem of problems.jsonl."""
+
+    problem: Problem
+    is_validation: bool
+
+
+def run(
+    workspace: Workspace,
+    settings: Settings,
+    *,
+    overrides: Rows[str] = (),
+    dry_run: bool = False,
+    force: bool = False,
+    progress: Progress,
+) -> PrecomputeResult:
+    """Store gold states of the training and validation problems.
+
+    Args:
+        dry_run: Plan only; write nothing.
+        force: Start even where the disk looks too small.
+
+    Raises:
+        ResourceError: where the plan does not fit the disk.
+    """
+    theta = load_theta(settings.model)
+    stored, encoded = _load(theta, settings, progress)
+    plan = _plan(theta, settings, stored, encoded)
+    config = stage_config(settings, STAGE)
+    inputs = {"model": theta.fingerprint(), "problems": _digest(stored)}
+    ready = workspace.ready(STAGE, None, config=config, inputs=inputs)
+    if dry_run or ready:
+        return _with_ready(plan, ready) if ready else plan
+    if not force:
+        _refuse_what_does_not_fit(workspace, theta, settings, plan)
+    started = time.perf_counter()
+    with workspace.building(STAGE, None, config=config, inputs=inputs, overrides=overrides) as build:
+        _write_problems(build.folder, stored)
+        writer = ShardWriter(build.folder, settings.precompute.shard_megabytes * 10**6)
+        done = stored_numbers(build.folder)
+        writer.num_shards = len(shard_paths(build.folder))
+        indices = list(range(theta.num_layers + 1)) if plan.is_every_index else [settings.precompute.scorer_layer]
+        states = gold_states(
+            theta,
+            encoded,
+            indices=indices,
+            batch_tokens=settings.precompute.batch_tokens,
+            dtype=STORED_DTYPE,
+            skip=done,
+        )
+        with progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance:
+            for number, states_JID in states:
+                writer.add(make_record(number, encoded[number], states_JID))
+                advance()
+        writer.flush()
+        result = PrecomputeResult(
+            **{**asdict(plan), "num_shards": writer.num_shards, "seconds": time.perf_counter() - started}
+        )
+        build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens)
+    return result
+
+
+def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[StoredProblem], list[EncodedProblem]]:
+    loaded = load_training(settings.data)
+    for line in loaded.notes:
+        progress.say(line)
+    stored = [StoredProblem(problem, False) for problem in loaded.train]
+    stored += [StoredProblem(problem, True) for problem in loaded.validation]
+    longest = getattr(theta.model.config, "max_position_embeddings", None) or 1 << 30
+    encoded = [theta.encoder.problem(item.problem) for item in stored]
+    fits = [len(solution_ids(theta, problem)) <= longest for problem in encoded]
+    if not all(fits):
+        progress.say(f"{fits.count(False):,} problems are longer than the model's {longest:,} positions: left out")
+    stored = [item for item, is_short in zip(stored, fits, strict=True) if is_short]
+    if not stored or all(item.is_validation for item in stored):
+        raise UsageError("no training problem is left", fix="check data.source in ccot.yaml")
+    return stored, [problem for problem, is_short in zip(encoded, fits, strict=True) if is_short]
+
+
+def _plan(
+    theta: Theta, settings: Settings, stored: list[StoredProblem], encoded: list[EncodedProblem]
+) -> PrecomputeResult:
+    if settings.precompute.scorer_layer > theta.num_layers:
+        raise UsageError(
+            f"scorer_layer is {settings.precompute.scorer_layer}, but {theta.name} has {theta.num_layers} layers",
+            fix="set precompute.scorer_layer in ccot.yaml",
+        )
+    rows = sum(1 + len(problem.chain) for problem in encoded)
+    per_index = rows * theta.model.config.hidden_size * STORED_DTYPE.itemsize
+    every_index = per_index * (theta.num_layers + 1)
+    limit = settings.precompute.max_disk
+    is_every_index = limit is None or every_index <= limit * 1e9
+    num_bytes = every_index if is_every_index else per_index
+    return PrecomputeResult(
+        num_train=sum(not item.is_validation for item in stored),
+        num_validation=sum(item.is_validation for item in stored),
+        num_chain_tokens=rows - len(encoded),
+        num_bytes=num_bytes,
+        is_every_index=is_every_index,
+        num_shards=-(-num_bytes // (settings.precompute.shard_megabytes * 10**6)),
+        seconds=0.0,
+    )
+
+
+def _refuse_what_does_not_fit(workspace: Workspace, theta: Theta, settings: Settings, plan: PrecomputeResult) -> None:
+    free = free_bytes(workspace.root)
+    limit = settings.precompute.max_disk
+    if limit is not None and plan.num_bytes > limit * 1e9:
+        raise ResourceError(
+            f"even one hidden-state index needs {plan.num_bytes / 1e9:,.2f} GB, and --max-disk allows {limit:,} GB",
+            fix="a larger --max-disk, or fewer problems with --limit",
+        )
+    if plan.num_bytes <= free:
+        return
+    thin = f"{free * 0.9 / 1e9:.1f}"
+    raise ResourceError(
+        f"this needs about {plan.num_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free in {workspace.root}",
+        fix=f"ccot precompute --max-disk {thin}    (keeps index {settings.precompute.scorer_layer} only; "
+        "score fetches the rest in a second pass)"
+        if plan.is_every_index
+        else "fewer problems with --limit, or --force",
+    )
+
+
+def make_record(number: int, problem: EncodedProblem, states_JID: torch.Tensor) -> Record:
+    start = len(problem.query) - 1
+    return Record(
+        number=number,
+        states_JID=states_JID,
+        token_ids_J=torch.tensor([problem.query[-1], *problem.chain]),
+        positions_J=torch.arange(start, start + 1 + len(problem.chain)),
+    )
+
+
+def _rows(stored: list[StoredProblem]) -> list[str]:
+    return [
+        json.dumps({**asdict(item.problem), "is_validation": item.is_validation}, ensure_ascii=False) for item in stored
+    ]
+
+
+def _digest(stored: list[StoredProblem]) -> str:
+    return hashlib.sha256("\n".join(_rows(stored)).encode()).hexdigest()
+
+
+def _write_problems(folder: Path, stored: list[StoredProblem]) -> None:
+    with commit(folder / PROBLEMS_FILE) as part:
+        part.write_text("\n".join(_rows(stored)) + "\n", encoding="utf-8")
+
+
+def _with_ready(plan: PrecomputeResult, ready: Artifact) -> PrecomputeResult:
+    known = {name: ready.manifest.summary[name] for name in asdict(plan) if name in ready.manifest.summary}
+    return PrecomputeResult(**{**known, "was_ready": True})
+
+
+def read_problems(artifact: Artifact) -> list[StoredProblem]:
+    """The problems that an artifact of this stage holds, in order."""
+    items = []
+    for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").splitlines():
+        fields = json.loads(line)
+        is_validation = fields.pop("is_validation")
+        items.append(StoredProblem(Problem(**fields), is_validation))
+    return items

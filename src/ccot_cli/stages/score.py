@@ -1,0 +1,158 @@
+"""Choose which chain tokens to keep, and store their gold states (paper, section 4.1)."""
+
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+
+import torch
+
+from ccot_cli.config import Settings, ratio_name, stage_config
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.data.shards import Record, ShardWriter, read_records
+from ccot_cli.errors import CorruptError
+from ccot_cli.models.gold import gold_states
+from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.progress import Progress
+from ccot_cli.stages import precompute
+from ccot_cli.tensors.select import SELECTORS, num_kept
+from ccot_cli.workspace import Artifact, Workspace
+
+STAGE = "score"
+SHARD_BYTES = 256 * 10**6
+
+
+@dataclass(frozen=True)
+class ScoreResult:
+    """What was selected for one ratio."""
+
+    ratio: str
+    selector: str
+    num_problems: int
+    mean_kept: float
+    """Mean k."""
+    mean_chain: float
+    """Mean m."""
+    kinds: dict[str, float]
+    """Share of the kept tokens by kind."""
+    example: str
+    """The first problem's chain, kept tokens in [brackets]."""
+    was_ready: bool = False
+
+
+def run(
+    workspace: Workspace, settings: Settings, ratio: Decimal, *, overrides: Rows[str] = (), progress: Progress
+) -> ScoreResult:
+    """Select k = ceil(r m) positions per problem, in reading order.
+
+    Raises:
+        MissingError: where `precompute` has not run.
+    """
+    source = workspace.require(precompute.STAGE)
+    key = ratio_name(ratio)
+    config = stage_config(settings, STAGE)
+    inputs = {precompute.STAGE: source.manifest.fingerprint}
+    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
+        return ScoreResult(**{**ready.manifest.summary, "was_ready": True})
+    theta = load_matching_theta(settings, source)
+    problems = [theta.encoder.problem(item.problem) for item in precompute.read_problems(source)]
+    kept = _select(problems, ratio, settings)
+    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
+        for leftover in build.folder.glob("shard-*"):
+            leftover.unlink()
+        writer = ShardWriter(build.folder, SHARD_BYTES)
+        with progress.task("selected states", total=len(problems), unit="problems") as advance:
+            for record in _records(theta, source, problems, kept):
+                writer.add(record)
+                advance()
+        writer.flush()
+        result = ScoreResult(
+            ratio=f"{ratio:f}",
+            selector=settings.score.selector,
+            num_problems=len(problems),
+            mean_kept=sum(map(len, kept)) / len(kept),
+            mean_chain=sum(len(problem.chain) for problem in problems) / len(problems),
+            kinds=_kinds(theta, problems, kept),
+            example=_example(theta, problems[0], kept[0]),
+        )
+        build.summary.update(asdict(result))
+    return result
+
+
+def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
+    """θ, checked to be the model, tokenizer and template that `precompute` ran.
+
+    Raises:
+        CorruptError: where it is another.
+    """
+    theta = load_theta(settings.model)
+    if theta.fingerprint() != source.manifest.inputs["model"]:
+        made_with = source.manifest.config["model"]["name"]
+        raise CorruptError(
+            f"{source.folder} was made with another model, tokenizer or template (it was {made_with!r})",
+            fix="ccot precompute",
+        )
+    return theta
+
+
+def _select(problems: list[EncodedProblem], ratio: Decimal, settings: Settings) -> list[list[int]]:
+    choose = SELECTORS[settings.score.selector]
+    kept = []
+    for number, problem in enumerate(problems):
+        generator = torch.Generator().manual_seed(settings.score.seed * 1_000_003 + number)
+        kept.append(choose(len(problem.chain), num_kept(ratio, len(problem.chain)), generator))
+    return kept
+
+
+def _records(theta: Theta, source: Artifact, problems: list[EncodedProblem], kept: list[list[int]]) -> Iterator[Record]:
+    """Every problem's row 0, the last query token, and its kept rows, at every index.
+
+    Where `precompute` stored one index only, the states come from a second pass over the same batches.
+    """
+    chosen = [[0, *(position + 1 for position in positions)] for positions in kept]
+    is_every_index = source.manifest.summary["is_every_index"]
+    if is_every_index:
+        for record in read_records(source.folder):
+            yield record.rows(chosen[record.number])
+        return
+    states = gold_states(
+        theta,
+        problems,
+        indices=range(theta.num_layers + 1),
+        batch_tokens=source.manifest.summary["batch_tokens"],
+        dtype=precompute.STORED_DTYPE,
+    )
+    for number, states_JID in states:
+        yield precompute.make_record(number, problems[number], states_JID).rows(chosen[number])
+
+
+def _kind(text: str) -> str:
+    text = text.strip(" ")
+    if not text.strip():
+        return "line break"
+    if text.strip("$").replace(".", "").replace(",", "").isdigit():
+        return "number"
+    if text in {"+", "-", "*", "/", "x"}:
+        return "operator"
+    if text == "=":
+        return "="
+    return "word" if any(character.isalpha() for character in text) else "punctuation"
+
+
+def _kinds(theta: Theta, problems: list[EncodedProblem], kept: list[list[int]]) -> dict[str, float]:
+    ids = Counter(
+        problem.chain[position] for problem, positions in zip(problems, kept, strict=True) for position in positions
+    )
+    kinds: Counter[str] = Counter()
+    for token, count in ids.items():
+        kinds[_kind(theta.encoder.tokenizer.decode([token]))] += count
+    return {kind: count / kinds.total() for kind, count in kinds.most_common()}
+
+
+def _example(theta: Theta, problem: EncodedProblem, positions: list[int]) -> str:
+    pieces = [theta.encoder.tokenizer.decode([token]) for token in problem.chain]
+    for position in positions:
+        bare = pieces[position].strip(" ")
+        pieces[position] = pieces[position].replace(bare, f"[{'⏎' if bare == chr(10) else bare}]", 1)
+    return "".join(pieces)

@@ -1,0 +1,42 @@
+"""Training losses.
+
+Dimensions: B batch, K contemplation tokens, O answer tokens, D model width, V vocabulary.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def scaled_mse(z_hat_BKD: Tensor, z_BKD: Tensor, mask_BK: Tensor) -> Tensor:
+    """Squared error in units of the target vector's variance, so that layers compare (paper, LOSS_φ).
+
+    Averaged over an example's tokens, then over the batch.
+
+    Args:
+        z_hat_BKD: Generated states.
+        z_BKD: Gold states.
+        mask_BK: True at tokens that exist; every row needs one.
+
+    Returns:
+        Scalar: 0 is perfect, 1 is as good as answering with each target's own mean.
+    """
+    error_BK = scaled_errors(z_hat_BKD, z_BKD) * mask_BK
+    return (error_BK.sum(dim=1) / mask_BK.sum(dim=1)).mean()
+
+
+def scaled_errors(z_hat_BKD: Tensor, z_BKD: Tensor) -> Tensor:
+    """The same error for each token: B, K."""
+    z_BKD = z_BKD.float()
+    variance_BK = z_BKD.var(dim=-1, correction=0).clamp_min(1e-12)
+    return (z_hat_BKD.float() - z_BKD).square().mean(dim=-1) / variance_BK
+
+
+def answer_cross_entropy(logits_BOV: Tensor, target_BO: Tensor, mask_BO: Tensor) -> Tensor:
+    """Mean negative log-likelihood of the answer's tokens, end of sequence included (paper, LOSS_ψ).
+
+    Args:
+        logits_BOV: At position i, the prediction of `target_BO[:, i]`.
+        target_BO: Token ids; anything where the mask is False.
+        mask_BO: True at tokens that count.
+    """
+    return F.cross_entropy(logits_BOV[mask_BO].float(), target_BO[mask_BO])

@@ -1,0 +1,59 @@
+"""Choose which chain tokens to keep (paper, section 4.1).
+
+Positions count from 0 and come in reading order.
+"""
+
+from collections.abc import Callable
+from decimal import ROUND_CEILING, Decimal
+from functools import partial
+
+import torch
+
+Select = Callable[[int, int, torch.Generator], list[int]]
+"""(number of chain tokens m, number kept k, randomness) -> k positions."""
+
+
+def num_kept(ratio: Decimal, num_chain: int) -> int:
+    """k = ceil(r * m), at least 1, in decimal arithmetic: 0.07 of 100 is 7, never 8.
+
+    Raises:
+        ValueError: for a ratio outside 0 < r <= 1 or an empty chain.
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"a share of the chain needs 0 < r <= 1, not {ratio}")
+    if num_chain < 1:
+        raise ValueError("an empty chain has no tokens to keep")
+    return max(1, int((ratio * num_chain).to_integral_value(ROUND_CEILING)))
+
+
+def max_contemplation(ratio: Decimal, cap_tokens: int) -> int:
+    """h = 200 r, rounded up (paper, section 4.2)."""
+    return num_kept(ratio, cap_tokens)
+
+
+def even(num_chain: int, num_tokens: int, generator: torch.Generator) -> list[int]:
+    """Evenly spaced positions; the last token is always kept."""
+    return [-(-(i + 1) * num_chain // num_tokens) - 1 for i in range(num_tokens)]
+
+
+def last(num_chain: int, num_tokens: int, generator: torch.Generator) -> list[int]:
+    """The chain's last k tokens: a control."""
+    return list(range(num_chain - num_tokens, num_chain))
+
+
+def at_random(num_chain: int, num_tokens: int, generator: torch.Generator) -> list[int]:
+    """k positions drawn without replacement: a control."""
+    drawn = torch.randperm(num_chain, generator=generator)[:num_tokens]
+    return sorted(drawn.tolist())
+
+
+SELECTORS: dict[str, Select] = {"even": even, "last": last, "random": at_random}
+
+
+def selector(name: str) -> Callable[[int, Decimal, torch.Generator], list[int]]:
+    """The selector of that name as a function of (m, r, generator)."""
+
+    def select(choose: Select, num_chain: int, ratio: Decimal, generator: torch.Generator) -> list[int]:
+        return choose(num_chain, num_kept(ratio, num_chain), generator)
+
+    return partial(select, SELECTORS[name])

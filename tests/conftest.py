@@ -1,0 +1,72 @@
+"""Tiny random models of several families, and what tests share."""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+
+from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.data.tokenizer import train_tokenizer
+from ccot_cli.data.word_problems import generate
+from ccot_cli.models.blocks import Blocks
+from ccot_cli.models.theta import Theta
+
+FAMILIES = ("llama", "qwen3", "gpt2")
+GSM8K = Path(__file__).parent.parent.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    problems = list(islice(generate("train"), 300))
+    return train_tokenizer(text for problem in problems for text in (problem.question, problem.solution))
+
+
+def tiny_config(family: str, vocab_size: int) -> LlamaConfig | Qwen3Config | GPT2Config:
+    """A four-layer model with grouped heads where the family has them."""
+    if family == "gpt2":
+        return GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=4, n_head=4, n_positions=512)
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+    }
+    return LlamaConfig(**sizes) if family == "llama" else Qwen3Config(**sizes)
+
+
+MakeTheta = Callable[[str], Theta]
+
+
+@pytest.fixture
+def make_theta(tokenizer: PreTrainedTokenizerFast) -> MakeTheta:
+    """A fresh random model; weights large enough that layers matter."""
+
+    def make(family: str) -> Theta:
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(tiny_config(family, len(tokenizer)))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.mul_(4.0)
+        model.requires_grad_(False).eval()
+        return Theta(family, model, Encoder(tokenizer, Template()), Blocks(model))
+
+    return make
+
+
+@pytest.fixture(params=FAMILIES)
+def theta(request: pytest.FixtureRequest, make_theta: MakeTheta) -> Theta:
+    """Each family in turn."""
+    return make_theta(request.param)
+
+
+@pytest.fixture
+def llama(make_theta: MakeTheta) -> Theta:
+    return make_theta("llama")

@@ -1,0 +1,126 @@
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import MakeTheta
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from ccot_cli.errors import CorruptError
+from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.theta import Theta
+
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+def both(theta: Theta) -> Adapters:
+    adapters = Adapters(theta)
+    adapters.add(PHI, rank=4, alpha=8, seed=1)
+    adapters.add(PSI, rank=2, alpha=2, seed=2)
+    return adapters
+
+
+def shake(adapters: Adapters, name: str) -> None:
+    """Give an adapter weights that do something."""
+    generator = torch.Generator().manual_seed(3)
+    for parameter_name, parameter in adapters.named_parameters():
+        if f".{name}." in parameter_name:
+            parameter.data.normal_(0, 0.2, generator=generator)
+
+
+def logits(theta: Theta) -> torch.Tensor:
+    return theta.model(input_ids=IDS).logits
+
+
+def test_untrained_adapters_equal_theta(theta: Theta) -> None:
+    plain = logits(theta)
+    adapters = both(theta)
+    for name in (PHI, PSI, None):
+        adapters.use(name)
+        torch.testing.assert_close(logits(theta), plain)
+
+
+def test_each_adapter_computes_with_its_own_weights_and_theta_with_none(theta: Theta) -> None:
+    plain = logits(theta)
+    adapters = both(theta)
+    shake(adapters, PHI)
+    adapters.use(PSI)
+    torch.testing.assert_close(logits(theta), plain)
+    adapters.use(PHI)
+    assert (logits(theta) - plain).abs().max() > 1e-2
+    adapters.use(None)
+    assert torch.equal(logits(theta), plain)
+
+
+def test_the_trainable_set_survives_every_switch(theta: Theta) -> None:
+    adapters = both(theta)
+    chosen = [*adapters.names(PHI, layers=range(1, 2)), *adapters.names(PSI)]
+    adapters.train_only(chosen)
+    for name in (PHI, None, PSI, PHI, None):
+        adapters.use(name)
+        assert {name for name, p in adapters.named_parameters() if p.requires_grad} == set(chosen)
+
+
+def test_names_pick_the_layers_of_one_adapter(theta: Theta) -> None:
+    adapters = both(theta)
+    by_layer = [adapters.names(PHI, layers=range(layer, layer + 1)) for layer in range(theta.num_layers)]
+    assert all(by_layer)
+    assert sorted(name for names in by_layer for name in names) == sorted(adapters.names(PHI))
+
+
+def test_saved_and_loaded_gives_the_same_logits(theta: Theta, tmp_path: Path) -> None:
+    adapters = both(theta)
+    shake(adapters, PHI)
+    adapters.use(PHI)
+    expected = logits(theta)
+    adapters.save(PHI, tmp_path)
+    shake(adapters, PSI)
+    adapters.load(PHI, tmp_path / PHI)
+    adapters.use(PHI)
+    assert torch.equal(logits(theta), expected)
+
+
+def test_plain_peft_loads_what_was_saved(theta: Theta, make_theta: MakeTheta, tmp_path: Path) -> None:
+    adapters = both(theta)
+    shake(adapters, PHI)
+    adapters.use(PHI)
+    expected = logits(theta)
+    adapters.save(PHI, tmp_path)
+    plain = PeftModel.from_pretrained(make_theta(theta.name).model, str(tmp_path / PHI))
+    torch.testing.assert_close(plain(input_ids=IDS).logits, expected)
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "misshapen", "not finite", "truncated", "no settings"])
+def test_a_damaged_adapter_is_refused(llama: Theta, tmp_path: Path, fault: str) -> None:
+    adapters = both(llama)
+    adapters.save(PHI, tmp_path)
+    path = tmp_path / PHI / "adapter_model.safetensors"
+    tensors = load_file(path)
+    first = next(iter(tensors))
+    if fault == "missing":
+        del tensors[first]
+    elif fault == "extra":
+        tensors["base_model.model.model.layers.9.mlp.up_proj.lora_A.weight"] = torch.zeros(2, 2)
+    elif fault == "misshapen":
+        tensors[first] = tensors[first][:1].clone()
+    elif fault == "not finite":
+        tensors[first][0, 0] = float("nan")
+    save_file(tensors, path)
+    if fault == "truncated":
+        path.write_bytes(path.read_bytes()[:-10])
+    elif fault == "no settings":
+        (tmp_path / PHI / "adapter_config.json").unlink()
+    with pytest.raises(CorruptError, match=r"adapter .*phi"):
+        adapters.load(PHI, tmp_path / PHI)
+
+
+def test_the_same_seed_gives_the_same_adapter_and_leaves_the_global_state_alone(make_theta: MakeTheta) -> None:
+    one, other = make_theta("llama"), make_theta("llama")
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    first = both(one).state(PHI)
+    assert torch.equal(torch.rand(1), expected)
+    adapters = Adapters(other)
+    adapters.add(PHI, rank=4, alpha=8, seed=1)
+    assert all(torch.equal(first[name], tensor) for name, tensor in adapters.state(PHI).items())

@@ -1,0 +1,92 @@
+import pytest
+import torch
+from transformers import DynamicCache
+
+from ccot_cli.errors import UsageError
+from ccot_cli.models.blocks import Blocks, Sequence
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.masks import pad_left
+
+QUERIES = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14, 15, 16, 17, 18]]
+
+
+def hugging_face_states(theta: Theta, ids: list[int]) -> list[torch.Tensor]:
+    """Every index by transformers' own forward pass, the last one raw, caught by a hook before the final norm."""
+    caught: list[torch.Tensor] = []
+
+    def hook(_module: object, _inputs: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        caught.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = theta.blocks.layers[-1].register_forward_hook(hook)
+    states = theta.model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+    handle.remove()
+    return [*states[:-1], caught[0]]
+
+
+def run_from_zero(theta: Theta, ids: torch.Tensor, mask: torch.Tensor, last: int) -> torch.Tensor:
+    return theta.blocks.run_ids(ids, mask, Sequence.empty(len(ids), theta.device), last=last)
+
+
+def test_every_index_equals_transformers_hidden_states(theta: Theta) -> None:
+    expected = hugging_face_states(theta, QUERIES[0])
+    ids = torch.tensor([QUERIES[0]])
+    for index, state in enumerate(expected):
+        torch.testing.assert_close(run_from_zero(theta, ids, torch.ones_like(ids).bool(), index), state)
+
+
+def test_left_padding_never_changes_a_state(theta: Theta) -> None:
+    ids, mask = pad_left(QUERIES, fill=theta.pad_id)
+    padded = run_from_zero(theta, ids, mask, theta.num_layers)
+    for row, query in enumerate(QUERIES):
+        alone = hugging_face_states(theta, query)[-1][0]
+        torch.testing.assert_close(padded[row, -len(query) :], alone)
+
+
+def test_holes_in_the_sequence_are_as_if_they_were_not_there(theta: Theta) -> None:
+    ids = torch.tensor([QUERIES[0]])
+    sequence = Sequence.empty(1, theta.device)
+    theta.blocks.run_ids(ids[:, :3], torch.ones(1, 3).bool(), sequence)
+    theta.blocks.run_ids(torch.tensor([[1, 2]]), torch.zeros(1, 2).bool(), sequence)
+    after = theta.blocks.run_ids(ids[:, 3:], torch.ones(1, 3).bool(), sequence)
+    torch.testing.assert_close(after, hugging_face_states(theta, QUERIES[0])[-1][:, 3:])
+
+
+def test_running_in_two_halves_equals_running_at_once(theta: Theta) -> None:
+    ids = torch.tensor([QUERIES[0]])
+    mask = torch.ones_like(ids).bool()
+    sequence = Sequence.empty(1, theta.device)
+    lower = theta.blocks.run_ids(ids, mask, sequence, last=2)
+    upper = theta.blocks.run(lower, 2, theta.num_layers, sequence)
+    assert torch.equal(upper, run_from_zero(theta, ids, mask, theta.num_layers))
+
+
+def test_logits_equal_the_models_own_with_its_cache(theta: Theta) -> None:
+    cache = DynamicCache()
+    theta.model(input_ids=torch.tensor([QUERIES[0][:4]]), past_key_values=cache)
+    expected = theta.model(input_ids=torch.tensor([QUERIES[0][4:]]), past_key_values=cache).logits
+    sequence = Sequence.empty(1, theta.device)
+    theta.blocks.run_ids(torch.tensor([QUERIES[0][:4]]), torch.ones(1, 4).bool(), sequence)
+    found = theta.blocks.run_ids(torch.tensor([QUERIES[0][4:]]), torch.ones(1, 2).bool(), sequence)
+    torch.testing.assert_close(theta.blocks.logits(found), expected)
+
+
+def test_a_family_that_works_otherwise_is_refused(llama: Theta) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self, norm: torch.nn.Module) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return 1.5 * self.norm(states)
+
+    blocks = Blocks(llama.model)
+    blocks.norm = Scaled(blocks.norm)
+    with pytest.raises(UsageError, match="off by"):
+        blocks.verify()
+
+
+def test_a_model_without_known_parts_is_refused(llama: Theta) -> None:
+    llama.model.model.layers_by_another_name = llama.model.model.layers
+    del llama.model.model.layers
+    with pytest.raises(UsageError, match="does not know"):
+        Blocks(llama.model)

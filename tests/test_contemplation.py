@@ -1,0 +1,177 @@
+"""φ and ψ against slow, obvious versions of themselves."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.phi import Contemplation, contemplate, encode_query, replay
+from ccot_cli.models.psi import answer_loss, decode
+from ccot_cli.models.theta import Theta
+
+QUERIES = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14, 15, 16, 17, 18]]
+COUNTS = [3, 7, 5]
+LAYER = 2
+
+
+@pytest.fixture
+def adapters(theta: Theta) -> Adapters:
+    adapters = Adapters(theta)
+    adapters.add(PHI, rank=4, alpha=8, seed=1)
+    adapters.add(PSI, rank=4, alpha=8, seed=2)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in adapters.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.2, generator=generator)
+    return adapters
+
+
+@torch.no_grad()
+def roll(
+    theta: Theta, adapters: Adapters, queries: list[list[int]], counts: list[int], *, chunk: int = 4
+) -> tuple[Contemplation, Sequence]:
+    sequence, first, _ = encode_query(theta, adapters, queries, layer=LAYER)
+    tokens = contemplate(
+        theta,
+        adapters,
+        sequence,
+        first,
+        layer=LAYER,
+        max_tokens=max(counts),
+        num_tokens_B=torch.tensor(counts),
+        chunk=chunk,
+    )
+    return tokens, sequence
+
+
+@torch.no_grad()
+def slow_rollout(theta: Theta, adapters: Adapters, query: list[int], count: int) -> list[list[Tensor]]:
+    """Algorithm 2 without reuse: for every token the query under θ and all tokens under φ are run anew, full depth.
+
+    Returns each token's states at every index.
+    """
+    adapters.use(None)
+    ids = torch.tensor([query])
+    sequence = Sequence.empty(1, theta.device)
+    inputs = [theta.blocks.run_ids(ids, torch.ones_like(ids).bool(), sequence, last=LAYER)[:, -1]]
+    for _ in range(count):
+        adapters.use(None)
+        sequence = Sequence.empty(1, theta.device)
+        theta.blocks.run_ids(ids, torch.ones_like(ids).bool(), sequence)
+        adapters.use(PHI)
+        sequence.extend(torch.ones(1, len(inputs)).bool())
+        states = [theta.blocks.enter(torch.stack(inputs, dim=1), sequence)]
+        for index in range(theta.num_layers):
+            states.append(theta.blocks.run(states[-1], index, index + 1, sequence))
+        inputs.append(states[LAYER][:, -1])
+    return [[state[0, token] for state in states] for token in range(count)]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 64])
+def test_cached_batched_half_depth_rollout_equals_the_algorithm_run_anew_for_every_token(
+    theta: Theta, adapters: Adapters, chunk: int
+) -> None:
+    tokens, _ = roll(theta, adapters, QUERIES, COUNTS, chunk=chunk)
+    assert tokens.num_tokens_B.tolist() == COUNTS
+    for row, (query, count) in enumerate(zip(QUERIES, COUNTS, strict=True)):
+        expected = slow_rollout(theta, adapters, query, count)
+        for place in range(count):
+            torch.testing.assert_close(tokens.last_BKD[row, place], expected[place][-1], atol=2e-5, rtol=1e-4)
+            if place + 1 < count:
+                fed = tokens.inputs_BKD[row, place + 1]
+                torch.testing.assert_close(fed, expected[place][LAYER], atol=2e-5, rtol=1e-4)
+
+
+def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(theta: Theta, adapters: Adapters) -> None:
+    tokens, _ = roll(theta, adapters, QUERIES, COUNTS)
+    sequence, _, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
+    last = replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER)
+    torch.testing.assert_close(last[tokens.mask_BK], tokens.last_BKD[tokens.mask_BK])
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16])
+def test_end_stops_each_row_at_its_first_end_whatever_the_chunk(theta: Theta, adapters: Adapters, chunk: int) -> None:
+    free, _ = roll(theta, adapters, QUERIES, [9, 9, 9], chunk=1)
+    # A classifier that says END at the third, first and no token of the three rows.
+    marks = {(0, 2), (1, 0), (0, 5)}
+    ends = [free.last_BKD[row, place] for row, place in marks]
+
+    def is_end(last_BKD: Tensor) -> Tensor:
+        found = torch.zeros(last_BKD.shape[:2], dtype=torch.bool)
+        for state in ends:
+            found |= (last_BKD - state).abs().amax(dim=-1) < 1e-4
+        return found
+
+    with torch.no_grad():
+        sequence, first, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
+        stopped = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chunk=chunk)
+    assert stopped.num_tokens_B.tolist() == [3, 1, 9]
+    assert stopped.is_capped_B.tolist() == [False, False, True]
+    assert sequence.mask_BS.sum(dim=1).tolist() == [6 + 3, 3 + 1, 5 + 9]
+
+
+def test_answers_of_a_batch_equal_those_one_by_one(theta: Theta, adapters: Adapters) -> None:
+    marker = theta.encoder.answer_marker
+    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    together = decode(theta, adapters, sequence, [marker] * 3, max_tokens=6).ids
+    for query, count, ids in zip(QUERIES, COUNTS, together, strict=True):
+        _, sequence = roll(theta, adapters, [query], [count], chunk=1)
+        assert decode(theta, adapters, sequence, [marker], max_tokens=6).ids == [ids]
+
+
+def test_without_contemplation_an_untrained_psi_answers_as_generate_does(theta: Theta) -> None:
+    adapters = Adapters(theta)
+    adapters.add(PSI, rank=4, alpha=8, seed=2)
+    marker = theta.encoder.answer_marker
+    for query in QUERIES:
+        prompt = torch.tensor([[*query, *marker]])
+        expected = theta.model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=8,
+            do_sample=False,
+            eos_token_id=theta.eos_id,
+            pad_token_id=theta.eos_id,
+        )[0, prompt.shape[1] :].tolist()
+        sequence, _, _ = encode_query(theta, adapters, [query], layer=LAYER)
+        found = decode(theta, adapters, sequence, [marker], max_tokens=8)
+        assert found.ids == [[token for token in expected if token != theta.eos_id]]
+
+
+def test_the_answer_loss_is_the_mean_log_likelihood_of_its_tokens(theta: Theta, adapters: Adapters) -> None:
+    marker, answers = theta.encoder.answer_marker, [[21, 22, theta.eos_id], [23, theta.eos_id], [24, theta.eos_id]]
+    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    with torch.no_grad():
+        found = answer_loss(theta, adapters, sequence, [marker] * 3, answers)
+    total, count = 0.0, 0
+    for query, k, answer in zip(QUERIES, COUNTS, answers, strict=True):
+        _, sequence = roll(theta, adapters, [query], [k], chunk=1)
+        adapters.use(PSI)
+        fed = [*marker, *answer]
+        with torch.no_grad():
+            ids = torch.tensor([fed])
+            states = theta.blocks.run_ids(ids, torch.ones_like(ids).bool(), sequence)
+            log_p = theta.blocks.logits(states)[0].log_softmax(dim=-1)
+        for offset, token in enumerate(answer):
+            total -= log_p[len(marker) - 1 + offset, token].item()
+            count += 1
+    assert found.item() == pytest.approx(total / count, rel=1e-5)
+
+
+@pytest.mark.parametrize("trains_above", [True, False])
+def test_the_answer_teaches_phi_above_the_autoregressive_layer_only(
+    theta: Theta, adapters: Adapters, trains_above: bool
+) -> None:
+    tokens, _ = roll(theta, adapters, QUERIES, COUNTS)
+    adapters.train_only([*adapters.names(PHI), *adapters.names(PSI)])
+    with torch.no_grad():
+        sequence, _, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
+    replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER, trains_above=trains_above)
+    answers = [[21, theta.eos_id]] * 3
+    answer_loss(theta, adapters, sequence, [theta.encoder.answer_marker] * 3, answers).backward()
+    taught = {name for name, p in adapters.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    above = {name for name in taught if f".{PHI}." in name}
+    assert any(f".{PSI}." in name for name in taught)
+    assert above <= set(adapters.names(PHI, layers=range(LAYER, theta.num_layers)))
+    assert bool(above) == trains_above

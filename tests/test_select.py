@@ -1,0 +1,69 @@
+from decimal import Decimal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ccot_cli.tensors.select import SELECTORS, even, max_contemplation, num_kept
+
+RATIOS = st.decimals(min_value=Decimal("0.01"), max_value=1, places=3).filter(lambda ratio: ratio > 0)
+LENGTHS = st.integers(min_value=1, max_value=400)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "num_chain", "kept"),
+    [("0.07", 100, 7), ("0.1", 30, 3), ("0.1", 31, 4), ("0.05", 1, 1), ("1", 57, 57), ("0.3", 10, 3)],
+)
+def test_k_is_the_ceiling_of_the_decimal_that_was_written(ratio: str, num_chain: int, kept: int) -> None:
+    assert num_kept(Decimal(ratio), num_chain) == kept
+
+
+@pytest.mark.parametrize("ratio", ["0", "-0.1", "1.01"])
+def test_an_impossible_ratio_is_refused(ratio: str) -> None:
+    with pytest.raises(ValueError, match="0 < r <= 1"):
+        num_kept(Decimal(ratio), 10)
+
+
+def test_an_empty_chain_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty chain"):
+        num_kept(Decimal("0.1"), 0)
+
+
+def test_the_cap_is_200_times_the_ratio() -> None:
+    assert max_contemplation(Decimal("0.05"), 200) == 10
+    assert max_contemplation(Decimal("0.1"), 200) == 20
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+@given(num_chain=LENGTHS, ratio=RATIOS)
+def test_every_selector_returns_k_different_positions_in_reading_order(
+    name: str, num_chain: int, ratio: Decimal
+) -> None:
+    k = num_kept(ratio, num_chain)
+    positions = SELECTORS[name](num_chain, k, torch.Generator().manual_seed(0))
+    assert len(positions) == k
+    assert positions == sorted(set(positions))
+    assert positions[0] >= 0
+    assert positions[-1] < num_chain
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_ratio_one_keeps_every_token(name: str) -> None:
+    assert SELECTORS[name](9, 9, torch.Generator().manual_seed(0)) == list(range(9))
+
+
+@given(num_chain=LENGTHS, ratio=RATIOS)
+def test_even_spacing_keeps_the_last_token_and_gaps_that_differ_by_one_at_most(num_chain: int, ratio: Decimal) -> None:
+    positions = even(num_chain, num_kept(ratio, num_chain), torch.Generator())
+    gaps = [after - before for before, after in zip([-1, *positions], positions, strict=False)]
+    assert positions[-1] == num_chain - 1
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_random_positions_depend_on_the_seed_alone() -> None:
+    def draw(seed: int) -> list[int]:
+        return SELECTORS["random"](100, 10, torch.Generator().manual_seed(seed))
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)

@@ -1,0 +1,58 @@
+import torch
+
+from ccot_cli.tensors.losses import answer_cross_entropy, scaled_mse
+from ccot_cli.tensors.masks import causal_mask, pad_left, pad_right, positions
+
+
+def test_padding_goes_to_the_side_that_was_asked_for() -> None:
+    left, left_mask = pad_left([[1, 2], [3]], fill=0)
+    right, right_mask = pad_right([[1, 2], [3]], fill=0)
+    assert left.tolist() == [[1, 2], [0, 3]]
+    assert left_mask.tolist() == [[True, True], [False, True]]
+    assert right.tolist() == [[1, 2], [3, 0]]
+    assert right_mask.tolist() == [[True, True], [True, False]]
+
+
+def test_positions_count_real_tokens_only() -> None:
+    mask = torch.tensor([[False, True, True, False, True], [True, True, False, True, True]])
+    assert positions(mask, 5).tolist() == [[0, 0, 1, 1, 2], [0, 1, 1, 2, 3]]
+    assert positions(mask, 2).tolist() == [[1, 2], [2, 3]]
+
+
+def test_a_token_attends_to_real_tokens_up_to_itself() -> None:
+    mask = torch.tensor([[False, True, True, False, True]])
+    allowed = causal_mask(mask, 2)[0, 0].int().tolist()
+    # The newest column sees 1, 2 and itself; the hole at 3 sees what is before it and itself, which is harmless.
+    assert allowed == [[0, 1, 1, 1, 0], [0, 1, 1, 0, 1]]
+
+
+def test_a_sliding_window_counts_real_tokens() -> None:
+    mask = torch.tensor([[True, False, True, True]])
+    assert causal_mask(mask, 1, window=2)[0, 0].int().tolist() == [[0, 0, 1, 1]]
+
+
+def test_scaled_error_is_one_for_the_mean_and_zero_for_the_target() -> None:
+    z = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)) * torch.tensor([[[1.0]], [[100.0]]])
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    mean = z.mean(dim=-1, keepdim=True).expand_as(z)
+    torch.testing.assert_close(scaled_mse(mean, z, mask), torch.tensor(1.0))
+    assert scaled_mse(z, z, mask) == 0
+
+
+def test_scaled_error_averages_over_a_problems_tokens_before_the_batch() -> None:
+    z = torch.tensor([[[1.0, -1.0], [1.0, -1.0]], [[1.0, -1.0], [1.0, -1.0]]])
+    z_hat = z.clone()
+    z_hat[0, 0] += 1.0  # variance of [1, -1] is 1, so an error of 1 at one of two tokens
+    mask = torch.tensor([[True, True], [True, False]])
+    torch.testing.assert_close(scaled_mse(z_hat, z, mask), torch.tensor(0.25))
+
+
+def test_masked_tokens_have_no_part_in_the_loss() -> None:
+    z = torch.randn(1, 2, 4, generator=torch.Generator().manual_seed(0))
+    poisoned = z.clone()
+    poisoned[0, 1] = 1e6
+    mask = torch.tensor([[True, False]])
+    assert scaled_mse(poisoned, z, mask) == 0
+    logits = torch.zeros(1, 2, 5)
+    logits[0, 1, 3] = 50.0
+    torch.testing.assert_close(answer_cross_entropy(logits, torch.tensor([[1, 2]]), mask), torch.log(torch.tensor(5.0)))
