@@ -62,7 +62,7 @@ class Phase:
 
 PHASES = (
     Phase(steps=1600, seed=0, limits=WIDE, decays=False),
-    Phase(steps=1600, seed=1, limits=Limits(), decays=True),
+    Phase(steps=900, seed=1, limits=Limits(), decays=True),
 )
 """Numbers as they come first, then those of the shipped problems until they are right."""
 

@@ -19,7 +19,7 @@ from ccot_cli import __version__
 from ccot_cli.cli import app, status
 from ccot_cli.cli.console import TerminalProgress, print_json, print_table
 from ccot_cli.cli.options import RatioOption, resolve
-from ccot_cli.config import EMBEDDED, PRESETS, Settings, load_settings, stage_config
+from ccot_cli.config import EMBEDDED, PRESETS, Settings, load_settings, override, stage_config
 from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.workspace import Workspace
 
@@ -296,6 +296,8 @@ class TestStatus:
         monkeypatch.chdir(workspace.root)
         steps = [("precompute", None)]
         steps += [(stage, key) for stage in ("score", "train-phi", "train-psi") for key in ("r0.05", "r0.10")]
+        # A run with other settings neither counts nor stands in the way.
+        finish(Workspace(Path(), override(Settings(), {"eval.limit": 5})), "eval", "2026-11-20-1")
         following = []
         for stage, key in [*steps, ("eval", "2026-11-21-1"), ("train-phi", "r0.30")]:
             app.run(["status"])

@@ -129,12 +129,12 @@ def test_every_kind_of_file_gives_the_same_problems(
     tmp_path: Path, suffix: str, write: Callable[[Path, Rows], str]
 ) -> None:
     rows = make_rows(30)
-    rows[4]["question"] = 'Ünicode, "quoted"\nand on two lines?'
+    rows[4]["question"] = 'Ünicode, "quoted"\r\nand on two lines?'
     loaded = load_training(DataConfig(source=write(tmp_path / f"problems{suffix}", rows)))
     found = by_id(loaded.train + loaded.validation)
     assert list(found) == [problem.id for problem in loaded.train + loaded.validation]
     assert set(found) == {str(number) for number in range(1, 31)}
-    assert found["5"] == Problem("5", 'Ünicode, "quoted"\nand on two lines?', "4 + 1 = 5", "5")
+    assert found["5"] == Problem("5", 'Ünicode, "quoted"\r\nand on two lines?', "4 + 1 = 5", "5")
 
 
 def test_chain_and_answer_may_stand_in_columns_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,285 @@
+"""The stages one after another on a tiny random model."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import GSM8K, MakeTheta
+from safetensors.torch import load_file
+
+from ccot_cli.config import Settings, override
+from ccot_cli.data.shards import read_records, shard_paths
+from ccot_cli.errors import CorruptError, MissingError, ResourceError, UsageError
+from ccot_cli.progress import Progress
+from ccot_cli.stages import evaluate, precompute, score, train_phi, train_psi
+from ccot_cli.stages.ask import Asker
+from ccot_cli.stages.methods import find_methods
+from ccot_cli.workspace import Workspace
+
+RATIO = Decimal("0.1")
+SMALL = {
+    "data.limit": 20,
+    "data.validation_limit": 6,
+    "precompute.batch_tokens": 600,
+    "train_phi.autoregressive_layer": 2,
+    "train_phi.lora_rank": 4,
+    "train_phi.epochs": 1,
+    "train_phi.batch_size": 8,
+    "train_psi.lora_rank": 4,
+    "train_psi.epochs": 1,
+    "train_psi.batch_size": 8,
+    "eval.limit": 6,
+    "eval.batch_size": 4,
+    "decoding.max_chain_tokens": 12,
+}
+
+
+class Stopping(Progress):
+    """Behaves like Ctrl-C after a number of steps of one task."""
+
+    def __init__(self, label: str, after: int) -> None:
+        self.label, self.left = label, after
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
+        def advance(count: int = 1, **figures: str) -> None:
+            if label.startswith(self.label):
+                self.left -= count
+                if self.left < 0:
+                    raise KeyboardInterrupt
+
+        yield advance
+
+
+@dataclass(frozen=True)
+class Run:
+    """A workspace and its settings."""
+
+    workspace: Workspace
+    settings: Settings
+
+    def precompute(self, progress: Progress | None = None, **changes: object) -> precompute.PrecomputeResult:
+        settings = override(self.settings, changes)
+        return precompute.run(self.workspace, settings, progress=progress or Progress())
+
+    def score(self) -> score.ScoreResult:
+        return score.run(self.workspace, self.settings, RATIO, progress=Progress())
+
+    def train_phi(self, progress: Progress | None = None) -> train_phi.TrainPhiResult:
+        return train_phi.run(self.workspace, self.settings, RATIO, progress=progress or Progress())
+
+    def train_psi(self, ratio: Decimal = RATIO, progress: Progress | None = None) -> train_psi.TrainPsiResult:
+        return train_psi.run(self.workspace, self.settings, ratio, progress=progress or Progress())
+
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(make_theta: MakeTheta, tmp_path: Path) -> MakeRun:
+    """A fresh workspace on a tiny random model that is saved in a folder, as a user's would be."""
+
+    def make(name: str = "run", family: str = "llama", **changes: object) -> Run:
+        folder = tmp_path / family
+        if not folder.exists():
+            theta = make_theta(family)
+            theta.model.save_pretrained(folder)
+            theta.encoder.tokenizer.save_pretrained(folder)
+        workspace = Workspace.create(tmp_path / name, "embedded")
+        settings = override(workspace.settings, {**SMALL, "model.name": str(folder), **changes})
+        return Run(workspace, settings)
+
+    return make
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{path.relative_to(folder)}:{name}": tensor
+        for path in sorted(folder.rglob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    first, second = tensors_of(one), tensors_of(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_the_whole_pipeline_ends_in_a_table_and_an_answer(make_run: MakeRun, family: str) -> None:
+    run = make_run(family=family)
+    assert run.precompute().num_train == 20
+    scored = run.score()
+    assert scored.mean_kept == pytest.approx(scored.mean_chain * 0.1, abs=1)
+    assert [row["layer"] for row in run.train_phi().layers] == [1, 2, 3, 4]
+    trained = [run.train_psi(ratio) for ratio in (Decimal(0), RATIO, Decimal(1))]
+    assert trained[1].end is not None
+    assert trained[1].target_tokens == pytest.approx(scored.mean_kept, abs=3)
+    result = evaluate.run(run.workspace, run.settings, progress=Progress())
+    assert [(row.method, row.ratio) for row in result.rows] == [("direct", 0.0), ("ccot", 0.1), ("cot", 1.0)]
+    assert all(row.n == 6 and 0 <= row.low <= row.accuracy <= row.high <= 1 for row in result.rows)
+    assert result.rows[0].contemplation_tokens_mean == 0
+    assert 1 <= result.rows[1].contemplation_tokens_mean <= 20
+    assert result.folder is not None
+    predictions = [json.loads(line) for line in (Path(result.folder) / "predictions.jsonl").read_text().splitlines()]
+    assert len(predictions) == 18
+    for row in result.rows:
+        marks = [line["is_correct"] for line in predictions if line["ratio"] == row.ratio]
+        assert sum(marks) / len(marks) == row.accuracy
+    assert json.loads((Path(result.folder) / "metrics.json").read_text())["rows"][0]["method"] == "direct"
+    asker = Asker(run.workspace, run.settings, RATIO)
+    [answer] = asker.answer([asker.check("Mia has 12 pens. How many pens does Mia have?")])
+    assert answer.contemplation_tokens >= 1
+
+
+def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_run: MakeRun) -> None:
+    thick, thin = make_run("thick"), make_run("thin")
+    assert thick.precompute().is_every_index
+    # Room for the scorer's index alone: a fifth of the five indices, and a little.
+    room = sum(path.stat().st_size for path in shard_paths(thick.workspace.folder("precompute"))) / 4 / 1e9
+    assert not thin.precompute(**{"precompute.max_disk": room}).is_every_index
+    for run in (thick, thin):
+        run.score()
+    assert same_tensors(thick.workspace.folder("score", "r0.10"), thin.workspace.folder("score", "r0.10"))
+
+
+def test_selected_states_belong_to_the_selected_tokens(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    full = {record.number: record for record in read_records(run.workspace.folder("precompute"))}
+    for record in read_records(run.workspace.folder("score", "r0.10")):
+        source = full[record.number]
+        first = int(source.positions_J[0])
+        rows = [int(position) - first for position in record.positions_J]
+        assert rows[0] == 0
+        assert rows[-1] == len(source.positions_J) - 1
+        assert torch.equal(record.states_JID, source.states_JID[rows])
+        assert record.token_ids_J.tolist() == [int(source.token_ids_J[row]) for row in rows]
+
+
+def test_a_ready_stage_does_nothing(make_run: MakeRun) -> None:
+    run = make_run()
+    assert not run.precompute().was_ready
+    before = {path: path.stat().st_mtime_ns for path in run.workspace.root.rglob("*") if path.is_file()}
+    assert run.precompute().was_ready
+    assert before == {path: path.stat().st_mtime_ns for path in run.workspace.root.rglob("*") if path.is_file()}
+
+
+def test_an_interrupted_precompute_ends_in_the_same_bytes(make_run: MakeRun) -> None:
+    whole, halted = make_run("whole"), make_run("halted")
+    small_shards = {"precompute.shard_megabytes": 1}
+    whole.precompute(**small_shards)
+    with pytest.raises(KeyboardInterrupt):
+        halted.precompute(Stopping("hidden states", 14), **small_shards)
+    assert halted.workspace.state("precompute").name == "missing"
+    assert halted.precompute(**small_shards).num_shards == len(shard_paths(whole.workspace.folder("precompute")))
+    assert same_tensors(whole.workspace.folder("precompute"), halted.workspace.folder("precompute"))
+
+
+def test_interrupted_training_ends_in_the_same_bits(make_run: MakeRun) -> None:
+    whole = make_run("whole", **{"train_psi.checkpoint_steps": 1})
+    halted = make_run("halted", **{"train_psi.checkpoint_steps": 1})
+    for run in (whole, halted):
+        run.precompute()
+        run.score()
+    whole.train_phi()
+    whole.train_psi()
+    with pytest.raises(KeyboardInterrupt):
+        halted.train_phi(Stopping("φ", 8))
+    halted.train_phi()
+    with pytest.raises(KeyboardInterrupt):
+        halted.train_psi(progress=Stopping("ψ", 2))
+    halted.train_psi()
+    for stage in ("train-phi", "train-psi"):
+        assert same_tensors(whole.workspace.folder(stage, "r0.10"), halted.workspace.folder(stage, "r0.10"))
+
+
+def test_a_stage_without_its_forerunner_says_which_command_comes_first(make_run: MakeRun) -> None:
+    run = make_run()
+    for stage, first in ((run.score, "precompute"), (run.train_phi, "score"), (run.train_psi, "precompute")):
+        with pytest.raises(MissingError) as caught:
+            stage()
+        assert f"ccot {first}" in caught.value.fix
+    with pytest.raises(MissingError):
+        find_methods(run.workspace, run.settings)
+
+
+def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_psi(Decimal(0))
+    with pytest.raises(MissingError, match=r"0\.37 .*trained: 0, 1") as caught:
+        Asker(run.workspace, run.settings, Decimal("0.37"))
+    assert "--ratio 0" in caught.value.fix
+
+
+def test_another_model_is_refused(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    other = make_run("other", family="qwen3")
+    with pytest.raises(CorruptError, match="another model"):
+        score.run(run.workspace, other.settings, RATIO, progress=Progress())
+
+
+def test_the_plan_writes_nothing(make_run: MakeRun) -> None:
+    run = make_run()
+    plan = precompute.run(run.workspace, run.settings, dry_run=True, progress=Progress())
+    assert not run.workspace.folder("precompute").exists()
+    made = run.precompute()
+    states = sum(record.states_JID.nbytes for record in read_records(run.workspace.folder("precompute")))
+    assert plan.num_bytes == made.num_bytes == states
+
+
+def test_what_does_not_fit_the_disk_is_refused_before_it_starts(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    monkeypatch.setattr(precompute, "free_bytes", lambda path: 1000)
+    with pytest.raises(ResourceError, match=r"GB are free") as caught:
+        run.precompute()
+    assert "--max-disk" in caught.value.fix
+    assert not run.workspace.folder("precompute").exists()
+    with pytest.raises(ResourceError, match="even one hidden-state index"):
+        run.precompute(**{"precompute.max_disk": 1e-9})
+
+
+@pytest.mark.parametrize(
+    "change", [{"train_phi.autoregressive_layer": 5}, {"precompute.scorer_layer": 5}, {"model.device": "cuda:77"}]
+)
+def test_a_setting_that_the_model_cannot_have_is_refused(make_run: MakeRun, change: dict[str, object]) -> None:
+    run = make_run(**change)
+    with pytest.raises(UsageError):
+        run.precompute()
+        run.score()
+        run.train_phi()
+
+
+@pytest.mark.parametrize("question", ["", "  \n ", "pens " * 2000])
+def test_an_empty_or_endless_question_is_refused(make_run: MakeRun, question: str) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_psi(Decimal(0))
+    with pytest.raises(UsageError):
+        Asker(run.workspace, run.settings, Decimal(0)).check(question)
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K's training file is not here")
+def test_real_problems_pass_through_precompute_and_score(make_run: MakeRun) -> None:
+    run = make_run(**{"data.source": str(GSM8K), "data.limit": 24})
+    assert run.precompute().num_train == 24
+    result = run.score()
+    assert result.num_problems > 24
+    assert "<<" not in result.example
+
+
+def test_wilson_intervals_are_those_of_the_textbook() -> None:
+    share = evaluate.wilson(8, 10)
+    assert (share.low, share.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert evaluate.wilson(0, 10).low == 0
+    assert evaluate.wilson(10, 10).high == pytest.approx(1)
