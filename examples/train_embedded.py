@@ -245,7 +245,7 @@ def train_methods() -> None:
         ship(workspace.folder(train_psi.STAGE, ratio_name(ratio)), METHODS_FOLDER / ratio_name(ratio))
 
 
-SHIPPED_SETTINGS: dict[str, Any] = {"data.limit": 8000, "data.validation_limit": 500}
+SHIPPED_SETTINGS: dict[str, Any] = {"data.limit": 4000, "data.validation_limit": 500}
 """Beyond the preset's defaults, which are made for minutes."""
 
 

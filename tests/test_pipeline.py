@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import GSM8K, MakeTheta
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ccot_cli.config import Settings, override
 from ccot_cli.data.shards import read_records, shard_paths
@@ -182,6 +182,18 @@ def test_an_interrupted_precompute_ends_in_the_same_bytes(make_run: MakeRun) -> 
     assert same_tensors(whole.workspace.folder("precompute"), halted.workspace.folder("precompute"))
 
 
+def test_a_lost_shard_is_made_again_as_it_was(make_run: MakeRun) -> None:
+    run = make_run()
+    small_shards = {"precompute.shard_megabytes": 1, "data.limit": 120}
+    run.precompute(**small_shards)
+    folder = run.workspace.folder("precompute")
+    assert len(shard_paths(folder)) > 2
+    before = {path.name: path.read_bytes() for path in shard_paths(folder)}
+    shard_paths(folder)[1].unlink()
+    run.precompute(**small_shards)
+    assert {path.name: path.read_bytes() for path in shard_paths(folder)} == before
+
+
 def test_interrupted_training_ends_in_the_same_bits(make_run: MakeRun) -> None:
     whole = make_run("whole", **{"train_psi.checkpoint_steps": 1})
     halted = make_run("halted", **{"train_psi.checkpoint_steps": 1})
@@ -197,7 +209,8 @@ def test_interrupted_training_ends_in_the_same_bits(make_run: MakeRun) -> None:
         halted.train_psi(progress=Stopping("ψ", 2))
     halted.train_psi()
     for stage in ("train-phi", "train-psi"):
-        assert same_tensors(whole.workspace.folder(stage, "r0.10"), halted.workspace.folder(stage, "r0.10"))
+        one, other = whole.workspace.require(stage, "r0.10"), halted.workspace.require(stage, "r0.10")
+        assert one.manifest.files == other.manifest.files
 
 
 def test_a_stage_without_its_forerunner_says_which_command_comes_first(make_run: MakeRun) -> None:
@@ -219,12 +232,23 @@ def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -
     assert "--ratio 0" in caught.value.fix
 
 
-def test_another_model_is_refused(make_run: MakeRun) -> None:
+def test_later_stages_use_the_model_that_precompute_ran(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()
-    other = make_run("other", family="qwen3")
-    with pytest.raises(CorruptError, match="another model"):
-        score.run(run.workspace, other.settings, RATIO, progress=Progress())
+    # The settings file still names the embedded model, as after `ccot precompute --model FOLDER`.
+    result = score.run(run.workspace, run.workspace.settings, RATIO, progress=Progress())
+    assert result.num_problems == 26
+
+
+def test_a_model_that_changed_under_its_name_is_refused(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    weights = Path(run.settings.model.name) / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(CorruptError, match="has changed since"):
+        run.score()
 
 
 def test_the_plan_writes_nothing(make_run: MakeRun) -> None:
@@ -254,10 +278,14 @@ def test_what_does_not_fit_the_disk_is_refused_before_it_starts(
 )
 def test_a_setting_that_the_model_cannot_have_is_refused(make_run: MakeRun, change: dict[str, object]) -> None:
     run = make_run(**change)
-    with pytest.raises(UsageError):
+
+    def until_it_fails() -> None:
         run.precompute()
         run.score()
         run.train_phi()
+
+    with pytest.raises(UsageError):
+        until_it_fails()
 
 
 @pytest.mark.parametrize("question", ["", "  \n ", "pens " * 2000])

@@ -17,7 +17,6 @@ from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
     FormatOption,
-    ModelOption,
     WorkspaceOption,
     read_ratio,
 )
@@ -57,7 +56,6 @@ def ask(
         ),
     ] = None,
     workspace: WorkspaceOption = None,
-    model: ModelOption = None,
     device: DeviceOption = None,
     format: FormatOption = "text",
 ) -> None:
@@ -71,8 +69,7 @@ def ask(
     single = _read_question(question) if input is None else ""
     lines = _open_lines(input) if input is not None else iter(())
     found = Workspace.find(workspace, os.environ, Path.cwd())
-    given = {name: value for name, value in (("model.name", model), ("model.device", device)) if value is not None}
-    settings = override(found.settings if found else Settings(), given)
+    settings = override(found.settings if found else Settings(), {} if device is None else {"model.device": device})
     from ccot_cli.stages.ask import Asker
 
     asker = Asker(found, settings, ratio)

@@ -14,7 +14,6 @@ from ccot_cli.cli.options import (
     DeviceOption,
     FormatOption,
     LimitOption,
-    ModelOption,
     RatioOption,
     SeedOption,
     WorkspaceOption,
@@ -26,7 +25,6 @@ from ccot_cli.workspace import Workspace
 def evaluate(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
-    model: ModelOption = None,
     data: DataOption = None,
     limit: LimitOption = None,
     batch_size: Annotated[
@@ -46,7 +44,6 @@ def evaluate(
     ccot eval --format json | jq '.rows[] | [.method, .ratio, .accuracy]'
     """
     changes = {
-        "model.name": model,
         "model.device": device,
         "data.test_source": data,
         "eval.limit": limit,

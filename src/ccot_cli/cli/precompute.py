@@ -62,6 +62,8 @@ def precompute(
 
     progress = TerminalProgress()
     result = run(found, settings, overrides=overrides, dry_run=dry_run, force=force, progress=progress)
+    if result.was_ready:
+        progress.say("ready already; nothing to do")
     if format == "json":
         print_json({**asdict(result), "is_dry_run": dry_run})
         return
@@ -71,7 +73,5 @@ def precompute(
         f" {result.num_chain_tokens:,} chain tokens, {kept}: {human_bytes(result.num_bytes)}"
         f" in {result.num_shards:,} shards"
     )
-    if result.was_ready:
-        progress.say("ready already; nothing to do")
     if not dry_run:
         progress.say(f"next:  {found.command('score')}")

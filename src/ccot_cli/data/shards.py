@@ -12,6 +12,7 @@ Dimensions: J rows of a problem, I hidden-state indices, D width.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -43,7 +44,6 @@ class ShardWriter:
 
     folder: Path
     max_bytes: int
-    num_shards: int = 0
     _pending: list[Record] = field(default_factory=list)
     _bytes: int = 0
 
@@ -65,10 +65,15 @@ class ShardWriter:
             "numbers": torch.tensor([record.number for record in self._pending]),
             "offsets": counts.cumsum(0),
         }
-        with commit(self.folder / f"shard-{self.num_shards:05d}.safetensors") as part:
+        with commit(self._free_path()) as part:
             save_file(tensors, part)
-        self.num_shards += 1
         self._pending, self._bytes = [], 0
+
+    def _free_path(self) -> Path:
+        """The first number that is free: a shard that was lost is made again in its own place."""
+        return next(
+            path for number in count() if not (path := self.folder / f"shard-{number:05d}.safetensors").exists()
+        )
 
 
 def shard_paths(folder: Path) -> list[Path]:

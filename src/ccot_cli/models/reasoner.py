@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from ccot_cli.config import DecodingConfig
 from ccot_cli.data.answers import read_answer
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
@@ -74,9 +75,6 @@ class Method:
 
     ratio: str
     autoregressive_layer: int
-    max_contemplation: int
-    """h; 0 where there are no contemplation tokens."""
-    max_answer_tokens: int
 
     def save(self, folder: Path) -> None:
         write_json(folder / METHOD_FILE, asdict(self))
@@ -114,6 +112,7 @@ class CcotReasoner:
     adapters: Adapters
     method: Method
     end: End | None
+    decoding: DecodingConfig
 
     @property
     def ratio(self) -> Decimal:
@@ -121,7 +120,7 @@ class CcotReasoner:
 
     @property
     def name(self) -> str:
-        return "ccot" if self.method.max_contemplation else "direct"
+        return "ccot" if self.ratio else "direct"
 
     @torch.no_grad()
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
@@ -131,20 +130,20 @@ class CcotReasoner:
         sequence, first_BD, _ = encode_query(self.theta, self.adapters, queries, layer=layer)
         prefill = clock.lap()
         counts, is_capped = [0] * len(queries), [False] * len(queries)
-        if self.method.max_contemplation:
+        if self.ratio:
             tokens = contemplate(
                 self.theta,
                 self.adapters,
                 sequence,
                 first_BD,
                 layer=layer,
-                max_tokens=self.method.max_contemplation,
+                max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
                 is_end=self.end,
             )
             counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
         contemplation = clock.lap()
         marker = self.theta.encoder.answer_marker
-        limit = self.method.max_answer_tokens
+        limit = self.decoding.max_answer_tokens
         text = decode(self.theta, self.adapters, sequence, [marker] * len(queries), max_tokens=limit)
         replies = [
             Reply(
@@ -206,7 +205,7 @@ class ChainReasoner:
         )
 
 
-def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, max_chain_tokens: int) -> Reasoner:
+def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, decoding: DecodingConfig) -> Reasoner:
     """The method that was trained into `folder`; it takes the adapters' place of any loaded before.
 
     Raises:
@@ -215,20 +214,9 @@ def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, max_chain_t
     method = Method.load(folder)
     adapters.load(PSI, folder / PSI)
     if method.ratio == "1":
-        return ChainReasoner(theta, adapters, max_chain_tokens, adapter=PSI)
+        return ChainReasoner(theta, adapters, decoding.max_chain_tokens, adapter=PSI)
     end = None
-    if method.max_contemplation:
+    if method.ratio != "0":
         adapters.load(PHI, folder / PHI)
         end = End.load(folder, theta.model.config.hidden_size).to(theta.device)
-    return CcotReasoner(theta, adapters, method, end)
-
-
-def describe(ratio: Decimal, *, layer: int, cap_tokens: int, max_answer_tokens: int) -> Method:
-    """The method that a training run makes."""
-    has_tokens = 0 < ratio < 1
-    return Method(
-        ratio=f"{ratio:f}",
-        autoregressive_layer=layer,
-        max_contemplation=max_contemplation(ratio, cap_tokens) if has_tokens else 0,
-        max_answer_tokens=max_answer_tokens,
-    )
+    return CcotReasoner(theta, adapters, method, end, decoding)

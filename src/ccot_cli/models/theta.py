@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ccot_cli.config import EMBEDDED, ModelConfig
@@ -97,6 +98,7 @@ def load_theta(config: ModelConfig) -> Theta:
     dtype: Any = config.dtype
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else "auto"
+    transformers.logging.disable_progress_bar()  # it would draw on stderr while an answer is all that was asked for
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, dtype=dtype, **options)

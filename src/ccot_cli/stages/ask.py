@@ -32,7 +32,7 @@ class Asker:
 
     def __init__(self, workspace: Workspace | None, settings: Settings, ratio: Decimal) -> None:
         methods = find_methods(workspace, settings)
-        self.model = settings.model.name
+        self.model = methods.theta.name
         self.longest = getattr(methods.theta.model.config, "max_position_embeddings", None)
         self.theta = methods.theta
         self.reasoner: Reasoner = methods.load(ratio)

@@ -103,7 +103,7 @@ def run(
         UsageError: where no test problems are named.
     """
     methods = find_methods(workspace, settings)
-    problems = load_test(settings.data, limit=settings.eval.limit, seed=settings.eval.seed)
+    problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed)
     problems.sort(key=lambda problem: len(problem.question))
     rows, predictions = [], []
     for ratio in ratios or methods.ratios:
@@ -113,8 +113,8 @@ def run(
         predictions += [_prediction(reasoner, *pair) for pair in zip(problems, replies, strict=True)]
     result = EvalResult(
         rows=rows,
-        model=settings.model.name,
-        data=settings.data.test_source or settings.data.source,
+        model=methods.theta.name,
+        data=methods.data.test_source or methods.data.source,
         batch_size=settings.eval.batch_size,
         device=_device(methods),
         versions={"python": platform.python_version(), "torch": torch.__version__},

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from ccot_cli.config import EMBEDDED, Settings, ratio_name
-from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.config import EMBEDDED, DataConfig, Settings, ratio_name
+from ccot_cli.errors import MissingError
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner, load_reasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
@@ -23,6 +23,8 @@ class Methods:
     folders: dict[Decimal, Path]
     """Where each trained ratio lies."""
     settings: Settings
+    data: DataConfig
+    """Where test problems come from: the training data's description, the test source and split of the settings."""
     place: str
     """For messages: the workspace's path, or `embedded`."""
 
@@ -40,11 +42,11 @@ class Methods:
         Raises:
             MissingError: where it was not trained, naming those that were.
         """
-        max_chain_tokens = self.settings.decoding.max_chain_tokens
+        decoding = self.settings.decoding
         if ratio in self.folders:
-            return load_reasoner(self.theta, self._adapters, self.folders[ratio], max_chain_tokens=max_chain_tokens)
+            return load_reasoner(self.theta, self._adapters, self.folders[ratio], decoding=decoding)
         if ratio == 1:
-            return ChainReasoner(self.theta, self._adapters, max_chain_tokens)
+            return ChainReasoner(self.theta, self._adapters, decoding.max_chain_tokens)
         trained = ", ".join(f"{known:f}" for known in self.ratios)
         nearest = min(self.ratios, key=lambda known: abs(known - ratio))
         how = "" if self.place == EMBEDDED else f"      or train it: ccot score, train-phi, train-psi --ratio {ratio:f}"
@@ -58,17 +60,11 @@ def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
     """The methods of a workspace, or the shipped ones where there is none.
 
     Raises:
-        UsageError: where there is no workspace and the model is not the embedded one.
         MissingError: where the workspace has no trained method yet.
     """
     if workspace is None:
-        if settings.model.name != EMBEDDED:
-            raise UsageError(
-                f"there is no workspace here, so nothing was trained for {settings.model.name!r}",
-                fix="-w DIR, or leave --model away to use the embedded model",
-            )
         folders = {Decimal(Method.load(path).ratio): path for path in sorted(METHODS_FOLDER.glob("r*"))}
-        return Methods(load_theta(settings.model), folders, settings, EMBEDDED)
+        return Methods(load_theta(settings.model), folders, settings, settings.data, EMBEDDED)
     source = workspace.require(precompute.STAGE)
     keys = workspace.keys(train_psi.STAGE)
     if not keys:
@@ -77,4 +73,7 @@ def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
         Decimal(artifact.manifest.summary["ratio"]): artifact.folder
         for artifact in (workspace.require(train_psi.STAGE, key) for key in keys)
     }
-    return Methods(score.load_matching_theta(settings, source), folders, settings, str(workspace.root))
+    theta = score.load_matching_theta(settings, source)
+    tested = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
+    data = DataConfig(**source.manifest.config["data"], **tested)
+    return Methods(theta, folders, settings, data, str(workspace.root))

@@ -82,7 +82,6 @@ def run(
         _write_problems(build.folder, stored)
         writer = ShardWriter(build.folder, settings.precompute.shard_megabytes * 10**6)
         done = stored_numbers(build.folder)
-        writer.num_shards = len(shard_paths(build.folder))
         indices = list(range(theta.num_layers + 1)) if plan.is_every_index else [settings.precompute.scorer_layer]
         states = gold_states(
             theta,
@@ -98,7 +97,7 @@ def run(
                 advance()
         writer.flush()
         result = PrecomputeResult(
-            **{**asdict(plan), "num_shards": writer.num_shards, "seconds": time.perf_counter() - started}
+            **{**asdict(plan), "num_shards": len(shard_paths(build.folder)), "seconds": time.perf_counter() - started}
         )
         build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens)
     return result

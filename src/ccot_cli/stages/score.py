@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import torch
 
-from ccot_cli.config import Settings, ratio_name, stage_config
+from ccot_cli.config import ModelConfig, Settings, ratio_name, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
 from ccot_cli.errors import CorruptError
@@ -81,17 +81,16 @@ def run(
 
 
 def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
-    """θ, checked to be the model, tokenizer and template that `precompute` ran.
+    """The model that `precompute` ran, on the device of the settings.
 
     Raises:
-        CorruptError: where it is another.
+        CorruptError: where the weights, the tokenizer or the template under its name are no longer those.
     """
-    theta = load_theta(settings.model)
+    theta = load_theta(ModelConfig(**source.manifest.config["model"], device=settings.model.device))
     if theta.fingerprint() != source.manifest.inputs["model"]:
-        made_with = source.manifest.config["model"]["name"]
         raise CorruptError(
-            f"{source.folder} was made with another model, tokenizer or template (it was {made_with!r})",
-            fix="ccot precompute",
+            f"{theta.name} has changed since {source.folder} was made from it",
+            fix="put the model back, or run 'ccot precompute' again",
         )
     return theta
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -17,25 +18,17 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.files import commit
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.end import fit_end
-from ccot_cli.models.psi_training import (
-    PsiExample,
-    PsiTraining,
-    Rollouts,
-    judge_end,
-    last_states,
-    roll_out,
-)
-from ccot_cli.models.reasoner import Reasoner, describe, load_reasoner
+from ccot_cli.models.psi_training import PsiExample, PsiTraining, Rollouts, judge_end, last_states, roll_out
+from ccot_cli.models.reasoner import Method, load_reasoner
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.tensors.select import num_kept
-from ccot_cli.workspace import Build, Workspace
+from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-psi"
 LOG_FILE = "log.jsonl"
 CHECKPOINT_FILE = "checkpoint.safetensors"
-LOG_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -67,70 +60,16 @@ def run(
     """
     key = ratio_name(ratio)
     source = workspace.require(precompute.STAGE)
-    has_tokens = 0 < ratio < 1
-    phi = workspace.require(train_phi.STAGE, key) if has_tokens else None
+    phi = workspace.require(train_phi.STAGE, key) if 0 < ratio < 1 else None
     config = stage_config(settings, STAGE)
-    inputs = {train_phi.STAGE: phi.manifest.fingerprint} if phi else {precompute.STAGE: source.manifest.fingerprint}
+    inputs = {train_phi.STAGE: phi.fingerprint} if phi else {precompute.STAGE: source.fingerprint}
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
         return TrainPsiResult(**{**ready.manifest.summary, "was_ready": True})
-    theta = score.load_matching_theta(settings, source)
-    layer = phi.manifest.config["train_phi"]["autoregressive_layer"] if phi else theta.num_layers
-    adapters = Adapters(theta)
-    if phi:
-        adapters.load(PHI, phi.folder / PHI)
-    chosen = settings.train_psi
-    adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
-    stored = precompute.read_problems(source)
-    train = [example(theta, item.problem, ratio) for item in stored if not item.is_validation]
-    held_out = [item.problem for item in stored if item.is_validation]
+    job = _Job(settings, ratio, score.load_matching_theta(settings, source), source, phi, progress)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        rollouts = _roll_out(theta, adapters, train, layer, settings, progress) if has_tokens else []
-        training = PsiTraining(
-            theta,
-            adapters,
-            train,
-            rollouts,
-            layer=layer,
-            trains_above=chosen.unfreeze == "above",
-            epochs=chosen.epochs,
-            batch_size=chosen.batch_size,
-            learning_rate=chosen.learning_rate,
-            seed=chosen.seed,
-        )
-        train_loss = _train(training, build, settings, ratio, progress)
-        adapters.train_only(())
-        adapters.save(PSI, build.folder)
-        method = describe(
-            ratio,
-            layer=layer,
-            cap_tokens=settings.decoding.cap_tokens,
-            max_answer_tokens=settings.decoding.max_answer_tokens,
-        )
-        method.save(build.folder)
-        confusion = None
-        if has_tokens:
-            adapters.save(PHI, build.folder)
-            held_examples = [example(theta, problem, ratio) for problem in held_out]
-            confusion = _train_end(theta, adapters, train, rollouts, held_examples, layer, settings, build.folder)
-        # Read back from disk: what is judged is what was saved.
-        reasoner = load_reasoner(theta, adapters, build.folder, max_chain_tokens=settings.decoding.max_chain_tokens)
-        accuracy, mean_tokens = _validate(reasoner, held_out, settings.eval.batch_size, progress)
-        result = TrainPsiResult(
-            ratio=f"{ratio:f}",
-            num_steps=training.optimiser.step_count,
-            train_loss=train_loss,
-            num_validation=len(held_out),
-            validation_accuracy=accuracy,
-            mean_tokens=mean_tokens,
-            target_tokens=sum(_num_tokens(theta, problem, ratio) for problem in held_out) / len(held_out),
-            end=confusion,
-        )
+        result = job.train(build)
         build.summary.update(asdict(result))
     return result
-
-
-def _num_tokens(theta: Theta, problem: Problem, ratio: Decimal) -> int:
-    return num_kept(ratio, len(theta.encoder.problem(problem).chain)) if 0 < ratio < 1 else 0
 
 
 def example(theta: Theta, problem: Problem, ratio: Decimal) -> PsiExample:
@@ -144,80 +83,142 @@ def example(theta: Theta, problem: Problem, ratio: Decimal) -> PsiExample:
     return PsiExample(encoded.query, marker, encoded.answer, num_tokens)
 
 
-def _roll_out(
-    theta: Theta, adapters: Adapters, examples: list[PsiExample], layer: int, settings: Settings, progress: Progress
-) -> Rollouts:
-    rollouts: Rollouts = [None] * len(examples)  # type: ignore[list-item]
-    batch_size = 2 * settings.train_psi.batch_size
-    with progress.task("contemplation tokens", total=len(examples), unit="problems") as advance:
-        for number, inputs_KD in roll_out(theta, adapters, examples, layer=layer, batch_size=batch_size):
-            rollouts[number] = inputs_KD
-            advance()
-    return rollouts
+@dataclass
+class _Job:
+    """The training of one ratio."""
 
+    settings: Settings
+    ratio: Decimal
+    theta: Theta
+    source: Artifact
+    phi: Artifact | None
+    """None at r = 0 and r = 1, where there are no contemplation tokens."""
+    progress: Progress
 
-def _train(training: PsiTraining, build: Build, settings: Settings, ratio: Decimal, progress: Progress) -> float:
-    checkpoint, log = build.scratch(CHECKPOINT_FILE), build.folder / LOG_FILE
-    lines = []
-    if checkpoint.exists():
-        training.optimiser.resume(checkpoint)
-        lines = [
-            line for line in log.read_text().splitlines() if json.loads(line)["step"] <= training.optimiser.step_count
-        ]
-        progress.say(f"resumed after step {training.optimiser.step_count:,}")
-    last_epoch: list[float] = []
-    total = training.optimiser.num_steps
-    with progress.task(f"ψ at r = {ratio}", total=total, unit="steps") as advance:
-        advance(training.optimiser.step_count)
-        for loss in training.steps():
-            step = training.optimiser.step_count
-            advance(1, loss=f"{loss:.4f}")
-            if step > total - training.steps_per_epoch:
-                last_epoch.append(loss)
-            if step % LOG_STEPS == 0:
+    def __post_init__(self) -> None:
+        chosen = self.settings.train_psi
+        self.adapters = Adapters(self.theta)
+        self.layer = self.theta.num_layers
+        if self.phi:
+            self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
+            self.adapters.load(PHI, self.phi.folder / PHI)
+        self.adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
+        stored = precompute.read_problems(self.source)
+        self.train_examples = self._examples([item.problem for item in stored if not item.is_validation])
+        self.held_out = [item.problem for item in stored if item.is_validation]
+
+    def _examples(self, problems: list[Problem]) -> list[PsiExample]:
+        return [example(self.theta, problem, self.ratio) for problem in problems]
+
+    @cached_property
+    def rollouts(self) -> Rollouts:
+        """The contemplation inputs of the training problems; they stay the same while ψ learns."""
+        return self._roll_out(self.train_examples) if self.phi else []
+
+    def _roll_out(self, examples: list[PsiExample]) -> Rollouts:
+        rollouts = {}
+        with self.progress.task("contemplation tokens", total=len(examples), unit="problems") as advance:
+            for number, inputs_KD in roll_out(
+                self.theta, self.adapters, examples, layer=self.layer, batch_size=self._forward_size
+            ):
+                rollouts[number] = inputs_KD
+                advance()
+        return [rollouts[number] for number in range(len(examples))]
+
+    @property
+    def _forward_size(self) -> int:
+        """Problems at a time where no gradient is kept."""
+        return 2 * self.settings.train_psi.batch_size
+
+    def train(self, build: Build) -> TrainPsiResult:
+        """ψ, then END with ψ frozen, then a look at the validation problems."""
+        chosen = self.settings.train_psi
+        training = PsiTraining(
+            self.theta,
+            self.adapters,
+            self.train_examples,
+            self.rollouts,
+            layer=self.layer,
+            trains_above=chosen.unfreeze == "above",
+            epochs=chosen.epochs,
+            batch_size=chosen.batch_size,
+            learning_rate=chosen.learning_rate,
+            seed=chosen.seed,
+        )
+        train_loss = self._take_steps(training, build)
+        self.adapters.train_only(())
+        self.adapters.save(PSI, build.folder)
+        Method(f"{self.ratio:f}", self.layer).save(build.folder)
+        end = None
+        if self.phi:
+            self.adapters.save(PHI, build.folder)
+            end = self._train_end(build.folder)
+        accuracy, mean_tokens = self._validate(build.folder)
+        result = TrainPsiResult(
+            ratio=f"{self.ratio:f}",
+            num_steps=training.optimiser.step_count,
+            train_loss=train_loss,
+            num_validation=len(self.held_out),
+            validation_accuracy=accuracy,
+            mean_tokens=mean_tokens,
+            target_tokens=sum(each.num_tokens for each in self._examples(self.held_out)) / len(self.held_out),
+            end=end,
+        )
+        log = build.folder / LOG_FILE
+        _write_lines(log, [*log.read_text().splitlines(), json.dumps(asdict(result))])
+        return result
+
+    def _take_steps(self, training: PsiTraining, build: Build) -> float:
+        """All steps that are left; returns the mean loss of the last epoch."""
+        checkpoint, log = build.scratch(CHECKPOINT_FILE), build.folder / LOG_FILE
+        lines: list[str] = []
+        optimiser = training.optimiser
+        if checkpoint.exists():
+            optimiser.resume(checkpoint)
+            lines = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= optimiser.step_count]
+            self.progress.say(f"resumed after step {optimiser.step_count:,}")
+        with self.progress.task(f"ψ at r = {self.ratio:f}", total=optimiser.num_steps, unit="steps") as advance:
+            advance(optimiser.step_count)
+            for loss in training.steps():
+                step = optimiser.step_count
+                advance(1, loss=f"{loss:.4f}")
                 lines.append(json.dumps({"step": step, "loss": loss}))
-            if step % settings.train_psi.checkpoint_steps == 0 and step < total:
-                _commit_lines(log, lines)
-                with commit(checkpoint) as part:
-                    save_file(training.optimiser.state(), part)
-    _commit_lines(log, lines)
-    return sum(last_epoch) / max(1, len(last_epoch))
+                if step % self.settings.train_psi.checkpoint_steps == 0:
+                    _write_lines(log, lines)
+                    with commit(checkpoint) as part:
+                        save_file(optimiser.state(), part)
+        _write_lines(log, lines)
+        last_epoch = [json.loads(line)["loss"] for line in lines[-training.steps_per_epoch :]]
+        return sum(last_epoch) / len(last_epoch)
+
+    def _train_end(self, folder: Path) -> dict[str, float]:
+        """Fit END on the training rollouts and judge it on validation's."""
+        held_out = self._examples(self.held_out)
+        states = [
+            last_states(self.theta, self.adapters, examples, rollouts, layer=self.layer, batch_size=self._forward_size)
+            for examples, rollouts in ((self.train_examples, self.rollouts), (held_out, self._roll_out(held_out)))
+        ]
+        end = fit_end(*states[0])
+        end.save(folder)
+        report = judge_end(end, *states[1])
+        return {**asdict(report), "accuracy": report.accuracy}
+
+    def _validate(self, folder: Path) -> tuple[float, float]:
+        """Accuracy and mean number of contemplation tokens, decoding freely with what was saved."""
+        reasoner = load_reasoner(self.theta, self.adapters, folder, decoding=self.settings.decoding)
+        batch_size = self.settings.eval.batch_size
+        num_correct = num_tokens = 0
+        with self.progress.task("validation", total=len(self.held_out), unit="problems") as advance:
+            for start in range(0, len(self.held_out), batch_size):
+                batch = self.held_out[start : start + batch_size]
+                replies, _ = reasoner.reply([problem.question for problem in batch])
+                for problem, reply in zip(batch, replies, strict=True):
+                    num_correct += is_correct(reply.answer, problem.answer)
+                    num_tokens += reply.num_contemplation
+                    advance()
+        return num_correct / len(self.held_out), num_tokens / len(self.held_out)
 
 
-def _commit_lines(path: Path, lines: list[str]) -> None:
+def _write_lines(path: Path, lines: list[str]) -> None:
     with commit(path) as part:
         part.write_text("".join(line + "\n" for line in lines))
-
-
-def _train_end(
-    theta: Theta,
-    adapters: Adapters,
-    train: list[PsiExample],
-    rollouts: Rollouts,
-    held_out: list[PsiExample],
-    layer: int,
-    settings: Settings,
-    folder: Path,
-) -> dict[str, float]:
-    """Fit END on the training rollouts and judge it on others."""
-    batch_size = 2 * settings.train_psi.batch_size
-    end = fit_end(*last_states(theta, adapters, train, rollouts, layer=layer, batch_size=batch_size))
-    end.save(folder)
-    fresh = dict(roll_out(theta, adapters, held_out, layer=layer, batch_size=batch_size))
-    held_rollouts = [fresh[number] for number in range(len(held_out))]
-    report = judge_end(end, *last_states(theta, adapters, held_out, held_rollouts, layer=layer, batch_size=batch_size))
-    return {**asdict(report), "accuracy": report.accuracy}
-
-
-def _validate(reasoner: Reasoner, problems: list[Problem], batch_size: int, progress: Progress) -> tuple[float, float]:
-    """Accuracy and mean number of contemplation tokens, decoding freely."""
-    num_correct = num_tokens = 0
-    with progress.task("validation", total=len(problems), unit="problems") as advance:
-        for start in range(0, len(problems), batch_size):
-            batch = problems[start : start + batch_size]
-            replies, _ = reasoner.reply([problem.question for problem in batch])
-            for problem, reply in zip(batch, replies, strict=True):
-                num_correct += is_correct(reply.answer, problem.answer)
-                num_tokens += reply.num_contemplation
-                advance()
-    return num_correct / len(problems), num_tokens / len(problems)

@@ -1,0 +1,199 @@
+"""The commands of the pipeline: what they print where, and how they fail."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import MakeTheta
+
+from ccot_cli.cli.app import run
+from ccot_cli.workspace import Workspace
+
+SETTINGS = """
+ratios: ["0.1"]
+model: {{name: {model}}}
+data: {{limit: 12, validation_limit: 4}}
+train_phi: {{autoregressive_layer: 2, lora_rank: 4, epochs: 1, batch_size: 8}}
+train_psi: {{lora_rank: 4, epochs: 1, batch_size: 8}}
+eval: {{limit: 4, batch_size: 4}}
+decoding: {{max_chain_tokens: 12}}
+"""
+QUESTION = "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
+
+
+@pytest.fixture
+def here(make_theta: MakeTheta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty workspace on a tiny random model; commands run inside it."""
+    theta = make_theta("llama")
+    theta.model.save_pretrained(tmp_path / "model")
+    theta.encoder.tokenizer.save_pretrained(tmp_path / "model")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "ccot.yaml").write_text(SETTINGS.format(model=tmp_path / "model"))
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("CCOT_WORKSPACE", raising=False)
+    return folder
+
+
+@pytest.fixture
+def trained(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    for command in ("precompute", "score", "train-phi", "train-psi"):
+        assert run([command]) == 0
+    assert run(["train-psi", "--ratio", "0"]) == 0
+    capsys.readouterr()
+    return here
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
+    assert run(list(arguments)) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_each_stage_prints_its_result_and_names_the_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, result, following in (
+        ("precompute", "12 training and 4 validation problems", "ccot score"),
+        ("score", "r = 0.1: even keeps", "ccot train-phi"),
+        ("train-phi", "validation", "ccot train-psi"),
+        ("train-psi", "validation accuracy", "ccot eval"),
+    ):
+        out, err = output(capsys, command)
+        assert result in out
+        assert f"next:  {following}" in err
+    out, _ = output(capsys, "status", "--format", "json")
+    states = {row["stage"]: row["state"] for row in json.loads(out)["artifacts"]}
+    assert states == {**dict.fromkeys(["precompute", "score", "train-phi", "train-psi"], "ready"), "eval": "missing"}
+
+
+@pytest.mark.parametrize("command", ["precompute", "score", "train-phi", "train-psi"])
+def test_a_command_speaks_json(trained: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    out, err = output(capsys, command, "--format", "json")
+    assert json.loads(out)
+    assert len(out.splitlines()) == 1
+    assert "ready already" in err or command == "train-psi"
+
+
+@pytest.mark.parametrize(
+    ("command", "first"), [("score", "precompute"), ("train-phi", "score"), ("train-psi", "precompute")]
+)
+def test_a_missing_stage_is_exit_3_and_named(
+    here: Path, capsys: pytest.CaptureFixture[str], command: str, first: str
+) -> None:
+    out, err = output(capsys, command, code=3)
+    assert out == ""
+    assert f"no finished '{first}' stage" in err
+    assert f"fix:   ccot {first}" in err
+
+
+@pytest.mark.parametrize("ratio", ["0", "1", "1.5", "-0.1", "nan", "much"])
+@pytest.mark.parametrize("command", ["score", "train-phi"])
+def test_a_ratio_without_tokens_is_exit_2(
+    here: Path, capsys: pytest.CaptureFixture[str], command: str, ratio: str
+) -> None:
+    out, err = output(capsys, command, f"--ratio={ratio}", code=2)
+    assert out == ""
+    assert "ratio" in err
+
+
+def test_eval_prints_one_json_object(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output(capsys, "eval", "--format", "json", "--no-save")
+    result = json.loads(out)
+    assert [(row["method"], row["ratio"]) for row in result["rows"]] == [("direct", 0.0), ("ccot", 0.1), ("cot", 1.0)]
+    assert {"n", "accuracy", "low", "high", "seconds_mean", "contemplation_tokens_mean"} <= result["rows"][0].keys()
+    assert result["folder"] is None
+    assert not (trained / "eval").exists()
+
+
+def test_eval_draws_a_table_and_says_where_it_is_kept(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output(capsys, "eval", "--ratio", "0", "--ratio", "0.1", "--limit", "3")
+    assert "10x" in out
+    assert "∞" in out
+    folder = next((trained / "eval").iterdir())
+    assert folder.name in out
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "metrics.json", "predictions.jsonl"}
+
+
+def test_ask_prints_one_line_of_answer_and_nothing_else(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = output(capsys, "ask", QUESTION)
+    assert len(out.splitlines()) == 1
+    assert err == ""
+
+
+def test_ask_reads_a_pipe(trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = output(capsys, "ask", QUESTION)
+    for arguments in (["ask"], ["ask", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(QUESTION.encode())))
+        assert output(capsys, *arguments)[0] == expected
+
+
+def test_ask_in_json_tells_what_it_cost(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output(capsys, "ask", QUESTION, "--format", "json")
+    fields = json.loads(out)
+    assert fields.keys() == {"answer", "ratio", "contemplation_tokens", "seconds", "truncated", "model"}
+    assert fields["contemplation_tokens"] >= 1
+
+
+def test_every_line_of_input_gets_a_line_in_order(
+    trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    lines = [json.dumps({"id": number, "question": QUESTION}) for number in range(40)]
+    path.write_text("\n".join([*lines[:3], "no json", json.dumps({"id": "x", "question": " "}), *lines[3:]]) + "\n")
+    out, err = output(capsys, "ask", "--input", str(path), code=2)
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [line.get("id") for line in answers] == [0, 1, 2, None, "x", *range(3, 40)]
+    assert answers[3]["error"] == "no JSON"
+    assert "empty" in answers[4]["error"]
+    assert len({line["answer"] for line in answers if "answer" in line}) == 1
+    assert "2 of 42 lines" in err
+
+
+@pytest.mark.parametrize("arguments", [[""], ["   "], [QUESTION, "--input", "x"], ["--input", "nowhere.jsonl"]])
+def test_a_question_that_is_none_is_exit_2(
+    trained: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    out, err = output(capsys, "ask", *arguments, code=2)
+    assert out == ""
+    assert "error:" in err
+    assert "fix:" in err
+
+
+def test_a_ratio_that_was_not_trained_is_exit_3_and_lists_those_that_were(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = output(capsys, "ask", QUESTION, "--ratio", "0.37", code=3)
+    assert out == ""
+    assert "trained: 0, 0.1, 1" in err
+
+
+def test_a_read_only_workspace_answers(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path for path in trained.rglob("*"))
+    output(capsys, "ask", QUESTION)
+    output(capsys, "eval", "--no-save")
+    output(capsys, "status")
+    assert sorted(path for path in trained.rglob("*")) == before
+
+
+def test_precompute_plans_without_writing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output(capsys, "precompute", "--dry-run")
+    assert "12 training" in out
+    assert [path.name for path in here.iterdir()] == ["ccot.yaml"]
+
+
+def test_flags_override_settings_and_do_not_make_the_stage_stale(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output(capsys, "precompute", "--limit", "5", "--seed", "3")
+    artifact = Workspace.open(here).require("precompute")
+    assert artifact.manifest.summary["num_train"] == 5
+    assert artifact.manifest.config["data"]["seed"] == 3
+    out, _ = output(capsys, "status")
+    assert "stale" not in out
+
+
+def test_doctor_says_whether_a_model_works(here: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, _ = output(capsys, "doctor", "--model", str(tmp_path / "model"))
+    assert "LlamaForCausalLM" in out
+    assert run(["doctor", "--model", str(tmp_path / "nowhere")]) == 1
