@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import generate
+from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.theta import Theta
 
@@ -70,3 +71,15 @@ def theta(request: pytest.FixtureRequest, make_theta: MakeTheta) -> Theta:
 @pytest.fixture
 def llama(make_theta: MakeTheta) -> Theta:
     return make_theta("llama")
+
+
+def shaken(theta: Theta, *adapter_names: str) -> Adapters:
+    """Fresh adapters φ and ψ of rank 4; those named get weights that do something."""
+    adapters = Adapters(theta)
+    adapters.add(PHI, rank=4, alpha=8, seed=1)
+    adapters.add(PSI, rank=4, alpha=8, seed=2)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in adapters.named_parameters():
+        if "lora_B" in name and any(f".{adapter}." in name for adapter in adapter_names):
+            parameter.data.normal_(0, 0.2, generator=generator)
+    return adapters

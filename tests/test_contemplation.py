@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import shaken
 from torch import Tensor
 
 from ccot_cli.models.adapters import PHI, PSI, Adapters
@@ -17,14 +18,7 @@ LAYER = 2
 
 @pytest.fixture
 def adapters(theta: Theta) -> Adapters:
-    adapters = Adapters(theta)
-    adapters.add(PHI, rank=4, alpha=8, seed=1)
-    adapters.add(PSI, rank=4, alpha=8, seed=2)
-    generator = torch.Generator().manual_seed(3)
-    for name, parameter in adapters.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(0, 0.2, generator=generator)
-    return adapters
+    return shaken(theta, PHI, PSI)
 
 
 @torch.no_grad()

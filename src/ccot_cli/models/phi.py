@@ -8,7 +8,7 @@ Dimensions: B batch, K contemplation tokens, D width.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -80,40 +80,60 @@ def contemplate(
         chunk: Tokens between two looks at END.
     """
     adapters.use(PHI)
-    batch = first_BD.shape[0]
-    limit_B = torch.full((batch,), max_tokens, device=first_BD.device)
-    if num_tokens_B is not None:
-        limit_B = num_tokens_B.to(first_BD.device)
-    limit = int(limit_B.max())
-    is_alive_B = torch.ones(batch, dtype=torch.bool, device=first_BD.device)
-    inputs, lasts, masks = [], [], []
-    done, state_BD = 0, first_BD
+    batch, device = first_BD.shape[0], first_BD.device
+    limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
+    limit_B, limit = limit_B.to(device), int(limit_B.max())
+    is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
+    chunks: list[_Chunk] = []
+    state_BD, done = first_BD, 0
     while done < limit and bool(is_alive_B.any()):
-        width = min(chunk, limit - done)
-        lower = []
-        for column in range(done, done + width):
-            inputs.append(state_BD)
-            sequence.extend((is_alive_B & (column < limit_B))[:, None])
-            hidden_B1D = theta.blocks.run(theta.blocks.enter(state_BD[:, None], sequence), 0, layer, sequence)
-            state_BD = hidden_B1D[:, 0]
-            lower.append(state_BD)
-        last_BTD = theta.blocks.run(torch.stack(lower, dim=1), layer, theta.num_layers, sequence)
-        exists_BT = sequence.mask_BS[:, -width:]
-        if is_end is not None and num_tokens_B is None:
-            is_end_BT = is_end(last_BTD) & exists_BT
-            is_behind_BT = (is_end_BT.long().cumsum(dim=1) - is_end_BT.long()) > 0
-            exists_BT = exists_BT & ~is_behind_BT
-            sequence.mask_BS = torch.cat([sequence.mask_BS[:, :-width], exists_BT], dim=1)
-            is_alive_B = is_alive_B & ~is_end_BT.any(dim=1)
-        lasts.append(last_BTD)
-        masks.append(exists_BT)
-        done += width
+        column_T = torch.arange(done, min(done + chunk, limit), device=device)
+        wanted_BT = is_alive_B[:, None] & (column_T[None] < limit_B[:, None])
+        chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer))
+        if num_tokens_B is None and is_end is not None:
+            chunks[-1] = chunks[-1].cut(is_end, sequence)
+            is_alive_B = is_alive_B & ~chunks[-1].has_end_B
+        state_BD, done = chunks[-1].next_BD, done + len(column_T)
     return Contemplation(
-        inputs_BKD=torch.stack(inputs, dim=1),
-        last_BKD=torch.cat(lasts, dim=1),
-        mask_BK=torch.cat(masks, dim=1),
+        inputs_BKD=torch.cat([each.inputs_BTD for each in chunks], dim=1),
+        last_BKD=torch.cat([each.last_BTD for each in chunks], dim=1),
+        mask_BK=torch.cat([each.exists_BT for each in chunks], dim=1),
         is_capped_B=is_alive_B if num_tokens_B is None else torch.zeros_like(is_alive_B),
     )
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Tokens between two looks at END."""
+
+    inputs_BTD: Tensor
+    last_BTD: Tensor
+    exists_BT: Tensor
+    has_end_B: Tensor
+    next_BD: Tensor
+    """What the next token is fed."""
+
+    def cut(self, is_end: IsEnd, sequence: Sequence) -> "_Chunk":
+        """Drop what lies behind each row's first END, from the sequence too."""
+        is_end_BT = is_end(self.last_BTD) & self.exists_BT
+        is_behind_BT = (is_end_BT.long().cumsum(dim=1) - is_end_BT.long()) > 0
+        exists_BT = self.exists_BT & ~is_behind_BT
+        sequence.mask_BS = torch.cat([sequence.mask_BS[:, : -exists_BT.shape[1]], exists_BT], dim=1)
+        return replace(self, exists_BT=exists_BT, has_end_B=is_end_BT.any(dim=1))
+
+
+def _generate(theta: Theta, sequence: Sequence, state_BD: Tensor, wanted_BT: Tensor, *, layer: int) -> _Chunk:
+    """Layers 1..l token by token, the layers above for all of them at once."""
+    inputs, lower = [], []
+    for wanted_B in wanted_BT.unbind(dim=1):
+        inputs.append(state_BD)
+        sequence.extend(wanted_B[:, None])
+        entered_B1D = theta.blocks.enter(state_BD[:, None], sequence)
+        state_BD = theta.blocks.run(entered_B1D, 0, layer, sequence)[:, 0]
+        lower.append(state_BD)
+    last_BTD = theta.blocks.run(torch.stack(lower, dim=1), layer, theta.num_layers, sequence)
+    no_end_B = torch.zeros_like(wanted_BT[:, 0])
+    return _Chunk(torch.stack(inputs, dim=1), last_BTD, wanted_BT, no_end_B, state_BD)
 
 
 def replay(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence as Rows
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, shard_paths, stored_numbers
 from ccot_cli.errors import ResourceError, UsageError
-from ccot_cli.files import commit, free_bytes
+from ccot_cli.files import commit, free_bytes, human_bytes
 from ccot_cli.models.gold import gold_states, solution_ids
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.progress import Progress
@@ -77,30 +77,37 @@ def run(
         return _with_ready(plan, ready) if ready else plan
     if not force:
         _refuse_what_does_not_fit(workspace, theta, settings, plan)
+    progress.say(f"about {human_bytes(plan.num_bytes)} in {plan.num_shards:,} shards")
     started = time.perf_counter()
     with workspace.building(STAGE, None, config=config, inputs=inputs, overrides=overrides) as build:
         _write_problems(build.folder, stored)
-        writer = ShardWriter(build.folder, settings.precompute.shard_megabytes * 10**6)
-        done = stored_numbers(build.folder)
-        indices = list(range(theta.num_layers + 1)) if plan.is_every_index else [settings.precompute.scorer_layer]
-        states = gold_states(
-            theta,
-            encoded,
-            indices=indices,
-            batch_tokens=settings.precompute.batch_tokens,
-            dtype=STORED_DTYPE,
-            skip=done,
-        )
-        with progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance:
-            for number, states_JID in states:
-                writer.add(make_record(number, encoded[number], states_JID))
-                advance()
-        writer.flush()
-        result = PrecomputeResult(
-            **{**asdict(plan), "num_shards": len(shard_paths(build.folder)), "seconds": time.perf_counter() - started}
-        )
+        _write_states(build.folder, theta, settings, encoded, plan, progress)
+        num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
+        result = replace(plan, num_shards=num_shards, seconds=seconds)
         build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens)
     return result
+
+
+def _write_states(
+    folder: Path,
+    theta: Theta,
+    settings: Settings,
+    encoded: list[EncodedProblem],
+    plan: PrecomputeResult,
+    progress: Progress,
+) -> None:
+    """Write the shards that an interrupted run has not."""
+    chosen = settings.precompute
+    writer, done = ShardWriter(folder, chosen.shard_megabytes * 10**6), stored_numbers(folder)
+    indices = range(theta.num_layers + 1) if plan.is_every_index else [chosen.scorer_layer]
+    states = gold_states(
+        theta, encoded, indices=indices, batch_tokens=chosen.batch_tokens, dtype=STORED_DTYPE, skip=done
+    )
+    with progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance:
+        for number, states_JID in states:
+            writer.add(make_record(number, encoded[number], states_JID))
+            advance()
+    writer.flush()
 
 
 def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[StoredProblem], list[EncodedProblem]]:

@@ -188,7 +188,7 @@ class _Job:
                     with commit(checkpoint) as part:
                         save_file(optimiser.state(), part)
         _write_lines(log, lines)
-        last_epoch = [json.loads(line)["loss"] for line in lines[-training.steps_per_epoch :]]
+        last_epoch: list[float] = [json.loads(line)["loss"] for line in lines[-training.steps_per_epoch :]]
         return sum(last_epoch) / len(last_epoch)
 
     def _train_end(self, folder: Path) -> dict[str, float]:

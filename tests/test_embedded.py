@@ -1,0 +1,92 @@
+"""The model and the methods inside the package."""
+
+import json
+import os
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from ccot_cli.config import Settings
+from ccot_cli.data.answers import is_correct
+from ccot_cli.data.problems import load_test
+from ccot_cli.models.theta import EMBEDDED_FOLDER
+from ccot_cli.stages.methods import Methods, find_methods
+
+QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
+
+
+@pytest.fixture(scope="module")
+def methods() -> Methods:
+    return find_methods(None, Settings())
+
+
+def test_theta_is_small(methods: Methods) -> None:
+    num_parameters = sum(parameter.numel() for parameter in methods.theta.model.parameters())
+    assert 2e6 <= num_parameters <= 6e6
+    assert methods.theta.num_layers >= 8
+    assert (EMBEDDED_FOLDER / "model.safetensors").stat().st_size <= 15e6
+
+
+def test_every_number_is_one_token(methods: Methods) -> None:
+    tokenizer = methods.theta.encoder.tokenizer
+    for number in range(1000):
+        for text in (f"{number}", f" {number}"):
+            assert len(tokenizer(text, add_special_tokens=False).input_ids) == 1
+
+
+def test_the_explicit_chain_solves_problems_that_training_never_saw(methods: Methods) -> None:
+    problems = load_test(Settings().data, limit=48, seed=7)
+    replies, _ = methods.load(Decimal(1)).reply([problem.question for problem in problems])
+    marks = [is_correct(reply.answer, problem.answer) for reply, problem in zip(replies, problems, strict=True)]
+    assert sum(marks) >= 42
+
+
+def test_every_shipped_ratio_answers_with_a_number(methods: Methods) -> None:
+    assert {Decimal(0), Decimal("0.05"), Decimal("0.1"), Decimal(1)} <= set(methods.ratios)
+    for ratio in methods.ratios:
+        [reply], seconds = methods.load(ratio).reply([QUESTION])
+        assert reply.answer.isdigit()
+        assert not reply.is_truncated
+        assert (reply.num_contemplation > 0) == (ratio > 0)
+        assert seconds.total > 0
+
+
+def test_the_card_shows_what_was_measured() -> None:
+    metrics = json.loads((EMBEDDED_FOLDER / "metrics.json").read_text())
+    card = (EMBEDDED_FOLDER / "README.md").read_text(encoding="utf-8")
+    for row in metrics["rows"]:
+        assert row["n"] >= 1000
+        assert f"{row['accuracy']:.3f} ({row['low']:.3f} – {row['high']:.3f})" in card
+
+
+def ask(*arguments: str, folder: Path, environ: dict[str, str]) -> str:
+    command = [sys.executable, "-m", "ccot_cli", "ask", *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=True).stdout
+
+
+def test_anywhere_ask_prints_one_line(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "CCOT_WORKSPACE"}
+    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=environ) == "38\n"
+    line = json.loads(ask(QUESTION, "--format", "json", folder=tmp_path, environ=environ))
+    assert line["model"] == "embedded"
+    assert line["ratio"] == 0.1
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_answers(tmp_path: Path) -> None:
+    project = Path(__file__).parent.parent
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(project)]
+    subprocess.run(build, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    place = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    environ = {**os.environ, "PYTHONPATH": str(place)}
+    where = [sys.executable, "-c", "import ccot_cli; print(ccot_cli.__file__)"]
+    assert subprocess.run(where, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout.startswith(
+        str(place)
+    )
+    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=environ) == "38\n"
