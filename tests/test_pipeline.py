@@ -13,8 +13,9 @@ from conftest import GSM8K, MakeTheta
 from safetensors.torch import load_file, save_file
 
 from ccot_cli.config import Settings, override
+from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
-from ccot_cli.errors import CorruptError, MissingError, ResourceError, UsageError
+from ccot_cli.errors import CorruptError, DivergedError, MissingError, ResourceError, UsageError
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, precompute, score, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
@@ -249,6 +250,25 @@ def test_a_model_that_changed_under_its_name_is_refused(make_run: MakeRun) -> No
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(CorruptError, match="has changed since"):
         run.score()
+
+
+def test_a_base_model_with_broken_weights_is_refused(make_run: MakeRun) -> None:
+    run = make_run()
+    weights = Path(run.settings.model.name) / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(CorruptError, match="not finite"):
+        run.precompute()
+
+
+def test_states_that_are_not_finite_are_not_stored() -> None:
+    problem = EncodedProblem("1", query=[1, 2], chain=[3], answer=[4])
+    states = torch.zeros(2, 5, 8)
+    assert len(precompute.make_record(0, problem, states).states_JID) == 2
+    states[1, 2, 3] = float("inf")
+    with pytest.raises(DivergedError, match="not finite"):
+        precompute.make_record(0, problem, states)
 
 
 def test_the_plan_writes_nothing(make_run: MakeRun) -> None:

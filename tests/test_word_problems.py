@@ -20,7 +20,7 @@ def take(count: int, split: Split = "train", **options: int) -> list[WordProblem
 
 @pytest.fixture(scope="module")
 def problems() -> list[WordProblem]:
-    return take(10_000)
+    return take(4000)
 
 
 def test_same_seed_tells_the_same_problems() -> None:
@@ -48,15 +48,17 @@ def test_other_seeds_tell_other_problems() -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_first_problems_do_not_depend_on_how_many_are_taken(split: Split) -> None:
-    assert take(300, split)[:40] == take(40, split)
+    assert take(60, split)[:20] == take(20, split)
 
 
-def test_a_split_repeats_no_question(problems: list[WordProblem]) -> None:
-    assert len({problem.question for problem in problems}) == len(problems)
+def test_a_split_repeats_no_question() -> None:
+    # Stories of one step are few enough to meet again.
+    assert len({problem.question for problem in take(6000, min_steps=1, max_steps=1)}) == 6000
 
 
-def test_splits_share_no_question_and_no_families_with_the_same_numbers(problems: list[WordProblem]) -> None:
-    splits = [problems + take(10_000, seed=1), take(500, "validation", seed=1), take(500, "test", seed=2)]
+@pytest.mark.parametrize(("num_train", "num_others"), [(3000, 300), pytest.param(40_000, 4000, marks=pytest.mark.slow)])
+def test_splits_share_no_question_and_no_families_with_the_same_numbers(num_train: int, num_others: int) -> None:
+    splits = [take(num_train), take(num_others, "validation", seed=1), take(num_others, "test", seed=2)]
     for signature in (lambda problem: problem.question, lambda problem: (problem.families, problem.numbers)):
         train, validation, test = ({signature(problem) for problem in split} for split in splits)
         assert not train & validation
@@ -112,7 +114,7 @@ def test_every_family_occurs(problems: list[WordProblem]) -> None:
 def test_two_to_eight_steps_are_equally_frequent(problems: list[WordProblem]) -> None:
     counts = Counter(problem.num_steps for problem in problems)
     assert sorted(counts) == [2, 3, 4, 5, 6, 7, 8]
-    assert min(counts.values()) > 0.9 * max(counts.values())
+    assert min(counts.values()) > 0.8 * max(counts.values())
 
 
 def test_every_number_is_between_0_and_100(problems: list[WordProblem]) -> None:
@@ -123,7 +125,7 @@ def test_every_number_is_between_0_and_100(problems: list[WordProblem]) -> None:
 
 
 def test_longer_stories_can_be_told_than_the_default_ones() -> None:
-    counts = Counter(problem.num_steps for problem in take(200, "test", min_steps=9, max_steps=10))
+    counts = Counter(problem.num_steps for problem in take(100, "validation", min_steps=9, max_steps=10))
     assert sorted(counts) == [9, 10]
 
 

@@ -54,8 +54,8 @@ def ccot(
 ) -> None:
     """Reason in few continuous tokens, answer in text: Compressed Chain of Thought.
 
-    ccot init my-run          make a workspace, a folder with settings
-    ccot status -w my-run     show what is done and what comes next
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
+    ccot demo                 run every stage on the model in the package, in minutes
     """
     if context.invoked_subcommand is None:
         print_line(context.get_help())

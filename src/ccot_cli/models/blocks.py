@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ccot_cli.errors import UsageError
+from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.tensors.masks import causal_mask, positions
 
 _LAYERS = ("layers", "h", "blocks")
@@ -139,10 +139,15 @@ class Blocks:
 
         Raises:
             UsageError: where they differ: the family does something between its parts (scales, caps, reuses states).
+            CorruptError: where the model's own numbers are not finite.
         """
         device = self.model.device
         ids_BT = torch.arange(3, 11, device=device)[None] % self.model.config.vocab_size
         expected_BTV = self.model(input_ids=ids_BT).logits
+        if not expected_BTV.isfinite().all():
+            raise CorruptError(
+                f"{type(self.model).__name__} answers with numbers that are not finite", fix="fetch its weights again"
+            )
         sequence = Sequence.empty(1, device)
         found_BTV = self.logits(self.run_ids(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), sequence))
         scale = expected_BTV.abs().max().clamp_min(1e-6)

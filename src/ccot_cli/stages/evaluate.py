@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from ccot_cli.config import Settings, stage_config
+from ccot_cli.config import Settings, ratio_name, stage_config
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.reasoner import Reasoner, Reply, Seconds
 from ccot_cli.progress import Progress
+from ccot_cli.stages import train_psi
 from ccot_cli.stages.methods import Methods, find_methods
 from ccot_cli.workspace import Workspace
 
@@ -199,10 +200,8 @@ def _save(
     predictions: list[dict[str, Any]],
     overrides: Rows[str],
 ) -> EvalResult:
-    inputs = {
-        f"train-psi/{key}": workspace.require("train-psi", key).manifest.fingerprint
-        for key in workspace.keys("train-psi")
-    }
+    trained = {ratio_name(Decimal(str(row.ratio))) for row in result.rows} & set(workspace.keys(train_psi.STAGE))
+    inputs = {f"{train_psi.STAGE}/{key}": workspace.require(train_psi.STAGE, key).fingerprint for key in trained}
     key = _new_key(workspace)
     config = stage_config(settings, STAGE)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:

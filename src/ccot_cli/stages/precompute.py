@@ -13,7 +13,7 @@ from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, shard_paths, stored_numbers
-from ccot_cli.errors import ResourceError, UsageError
+from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import commit, free_bytes, human_bytes
 from ccot_cli.models.gold import gold_states, solution_ids
 from ccot_cli.models.theta import Theta, load_theta
@@ -173,6 +173,16 @@ def _refuse_what_does_not_fit(workspace: Workspace, theta: Theta, settings: Sett
 
 
 def make_record(number: int, problem: EncodedProblem, states_JID: torch.Tensor) -> Record:
+    """A problem's rows: its last query token and its chain.
+
+    Raises:
+        DivergedError: where a state is not finite, as when half precision overflows.
+    """
+    if not states_JID.isfinite().all():
+        raise DivergedError(
+            f"hidden states of problem {number} hold numbers that are not finite",
+            fix="set model.dtype to float32 or bfloat16 in ccot.yaml",
+        )
     start = len(problem.query) - 1
     return Record(
         number=number,
