@@ -30,7 +30,7 @@ from ccot_cli.config import override, ratio_name
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
-from ccot_cli.data.word_problems import WIDE, Limits, generate
+from ccot_cli.data.word_problems import MEDIUM, WIDE, Limits, generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.theta import EMBEDDED_FOLDER
 from ccot_cli.stages import evaluate, precompute, score, train_phi, train_psi
@@ -58,13 +58,16 @@ class Phase:
     limits: Limits
     decays: bool
     """Whether the learning rate falls to zero in the end."""
+    peak: float = 1.0
+    """Share of the full learning rate."""
 
 
 PHASES = (
     Phase(steps=1600, seed=0, limits=WIDE, decays=False),
-    Phase(steps=900, seed=1, limits=Limits(), decays=True),
+    Phase(steps=900, seed=1, limits=MEDIUM, decays=True),
+    Phase(steps=400, seed=2, limits=Limits(), decays=True, peak=0.5),
 )
-"""Numbers as they come first, then those of the shipped problems until they are right."""
+"""Numbers as they come first, then smaller ones, then those of the shipped problems until they are right."""
 
 RATIOS = (Decimal(0), Decimal("0.05"), Decimal("0.1"))
 
@@ -165,7 +168,7 @@ class ThetaTraining:
         fall = 1 - self.step / self.phase.steps if self.phase.decays else 1.0
         for optimiser, rate in zip(self.optimisers, (MUON_RATE, ADAM_RATE), strict=True):
             for group in optimiser.param_groups:
-                group["lr"] = rate * (rise * fall)
+                group["lr"] = self.phase.peak * rate * (rise * fall)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
@@ -288,8 +291,7 @@ that `ccot_cli.data.word_problems` generates, and the adapters that the product'
 nothing beyond those problems.
 
 - Data: the generator's train split, seed 0, 2 to 8 steps, quantities from 1 to 99; every problem seen once.
-- θ: {steps:,} steps of 32 problems in two phases (wider numbers first, then the shipped ones with a falling learning
-  rate), Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores.
+- θ: {steps:,} steps of 32 problems in three phases (from wide ranges of numbers to those of the shipped problems), Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores.
 - Command: `python examples/train_embedded.py`
 - Stored in bfloat16, computed in float32 on a CPU.
 

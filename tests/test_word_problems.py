@@ -4,31 +4,41 @@ import re
 from collections import Counter
 from itertools import islice
 from operator import add, floordiv, mul, sub
+from typing import Any
 
 import pytest
 
 from ccot_cli.data.problems import split_solution
-from ccot_cli.data.word_problems import CLOSING, FAMILIES, PEOPLE, SPLITS, Split, WordProblem, generate
+from ccot_cli.data.word_problems import (
+    CLOSING,
+    FAMILIES,
+    PEOPLE,
+    SPLITS,
+    WIDE,
+    Limits,
+    Split,
+    WordProblem,
+    generate,
+)
 
 ANNOTATED = re.compile(r"(\d+) (.) (\d+) = <<(\d+)(.)(\d+)=(\d+)>>(\d+)")
 COMPUTE = {"+": add, "-": sub, "*": mul, "/": floordiv}
 
 
-def take(count: int, split: Split = "train", **options: int) -> list[WordProblem]:
+def take(count: int, split: Split = "train", **options: Any) -> list[WordProblem]:
     return list(islice(generate(split, **options), count))
 
 
-@pytest.fixture(scope="module")
-def problems() -> list[WordProblem]:
-    return take(4000)
+@pytest.fixture(scope="module", params=[Limits(), WIDE], ids=["default", "wide"])
+def problems(request: pytest.FixtureRequest) -> list[WordProblem]:
+    return take(2500, limits=request.param)
 
 
 def test_same_seed_tells_the_same_problems() -> None:
     assert take(200, seed=3) == take(200, seed=3)
 
 
-def test_first_problems_of_seed_zero_never_change() -> None:
-    # The shipped model was trained on this very stream.
+def test_a_problem_is_written_as_gsm8k_writes_it() -> None:
     first = take(1)[0]
     assert first.question == (
         "Emma has 51 candles. Emma loses 13 of the candles. Mia has half as many candles as Emma."
@@ -39,6 +49,25 @@ def test_first_problems_of_seed_zero_never_change() -> None:
         "Half as many is 38 / 2 = <<38/2=19>>19, so Mia has 19.\n"
         "#### 19"
     )
+
+
+def test_default_limits_keep_one_part_of_a_sum_and_the_groups_small() -> None:
+    smaller, groups = sums_and_groups(take(1000))
+    assert (max(smaller), max(groups)) == (Limits().change, Limits().group)
+
+
+def test_wide_limits_allow_larger_sums_and_groups() -> None:
+    smaller, groups = sums_and_groups(take(1000, limits=WIDE))
+    assert max(smaller) > Limits().change
+    assert max(groups) == WIDE.group > Limits().group
+
+
+def sums_and_groups(problems: list[WordProblem]) -> tuple[list[int], list[int]]:
+    """The smaller part of every addition, and the size of every group that is filled."""
+    sums = [found for problem in problems for found in ANNOTATED.findall(problem.solution)]
+    smaller = [min(int(left), int(right)) for left, sign, right, *_ in sums if sign == "+"]
+    groups = [int(size) for problem in problems for size in re.findall(r"fills \w+ of (\d+)", problem.question)]
+    return smaller, groups
 
 
 def test_other_seeds_tell_other_problems() -> None:
@@ -56,9 +85,18 @@ def test_a_split_repeats_no_question() -> None:
     assert len({problem.question for problem in take(6000, min_steps=1, max_steps=1)}) == 6000
 
 
-@pytest.mark.parametrize(("num_train", "num_others"), [(3000, 300), pytest.param(40_000, 4000, marks=pytest.mark.slow)])
-def test_splits_share_no_question_and_no_families_with_the_same_numbers(num_train: int, num_others: int) -> None:
-    splits = [take(num_train), take(num_others, "validation", seed=1), take(num_others, "test", seed=2)]
+@pytest.mark.parametrize(
+    ("num_train", "num_others", "steps"),
+    [
+        # Stories of one step are few enough to meet in two splits.
+        (3000, 300, {"min_steps": 1, "max_steps": 1}),
+        pytest.param(40_000, 4000, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_splits_share_no_question_and_no_families_with_the_same_numbers(
+    num_train: int, num_others: int, steps: dict[str, int]
+) -> None:
+    splits = [take(num_train, **steps), take(num_others, "validation", **steps), take(num_others, "test", **steps)]
     for signature in (lambda problem: problem.question, lambda problem: (problem.families, problem.numbers)):
         train, validation, test = ({signature(problem) for problem in split} for split in splits)
         assert not train & validation
@@ -106,9 +144,12 @@ def test_each_step_is_one_line_of_the_chain_and_one_family(problems: list[WordPr
         assert len(chain.splitlines()) == len(problem.families) == problem.num_steps
 
 
-def test_every_family_occurs(problems: list[WordProblem]) -> None:
-    assert {family for problem in problems for family in problem.families} == {*FAMILIES, *CLOSING}
-    assert len(FAMILIES) >= 12
+def test_every_family_occurs_where_nothing_limits_it() -> None:
+    assert {family for problem in take(2500, limits=WIDE) for family in problem.families} == {*FAMILIES, *CLOSING}
+
+
+def test_twelve_families_occur_by_default() -> None:
+    assert len({family for problem in take(1000) for family in problem.families}) >= 12
 
 
 def test_two_to_eight_steps_are_equally_frequent(problems: list[WordProblem]) -> None:

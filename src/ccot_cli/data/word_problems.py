@@ -43,13 +43,16 @@ class Limits:
 
     change: int = 20
     """Most that is added or taken away, and the smaller part of a sum or difference of two people's amounts."""
-    group: int = 6
+    group: int = 5
     """Largest group that is filled before counting what is left over."""
-    grouped: int = 60
+    grouped: int = 40
     """Largest amount that is so divided."""
+    pools: bool = False
+    """Whether one person may give everything to another, whose amount has to be remembered until then."""
 
 
-WIDE = Limits(change=LARGEST, group=9, grouped=LARGEST)
+MEDIUM = Limits(change=20, group=6, grouped=60, pools=True)
+WIDE = Limits(change=LARGEST, group=9, grouped=LARGEST, pools=True)
 """No limits but those that each family has of its own."""
 
 
@@ -390,7 +393,7 @@ def _together(story: _Story) -> bool:
         for name, amount in story.others.items()
         if story.amount + amount <= LARGEST and min(story.amount, amount) <= story.limits.change
     ]
-    if not partners or story.noun == MINUTES:
+    if not partners or story.noun == MINUTES or not story.limits.pools:
         return False
     partner = story.rng.choice(partners)
     theirs = story.others.pop(partner)

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from ccot_cli.config import DecodingConfig
-from ccot_cli.data.answers import read_answer
+from ccot_cli.data.answers import read_answer, read_last_number
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
 from ccot_cli.models.adapters import PHI, PSI, Adapters
@@ -197,7 +197,8 @@ class ChainReasoner:
         starts = [at for at in range(len(ids)) if ids[at : at + len(marker)] == marker]
         num_chain = starts[-1] if starts else len(ids)
         return Reply(
-            answer=read_answer(text) or "",
+            # A model that was not taught to write #### has its last number read, if it came to an end.
+            answer=read_answer(text) or (not is_capped and read_last_number(text)) or "",
             text=text,
             num_contemplation=num_chain,
             num_answer=max(0, len(ids) - num_chain - len(marker)),
