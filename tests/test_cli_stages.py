@@ -160,6 +160,15 @@ def test_a_question_that_is_none_is_exit_2(
     assert "fix:" in err
 
 
+@pytest.mark.parametrize("ratio", ["1.5", "-0.1", "nan", "much", ""])
+def test_an_impossible_ratio_is_exit_2_before_anything_is_loaded(
+    here: Path, capsys: pytest.CaptureFixture[str], ratio: str
+) -> None:
+    out, err = output(capsys, "ask", QUESTION, f"--ratio={ratio}", code=2)
+    assert out == ""
+    assert "a ratio" in err
+
+
 def test_a_ratio_that_was_not_trained_is_exit_3_and_lists_those_that_were(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The embedded word problems: reproducible, disjoint, and arithmetically right."""
 
+import hashlib
 import re
 from collections import Counter
 from itertools import islice
@@ -184,3 +185,10 @@ def test_a_split_that_does_not_exist_is_refused() -> None:
 def test_an_impossible_range_of_steps_is_refused(low: int, high: int) -> None:
     with pytest.raises(ValueError, match=rf"impossible range of steps {low}\.\.{high}"):
         next(generate("train", min_steps=low, max_steps=high))
+
+
+def test_the_stream_that_the_embedded_model_was_trained_on_stays_as_it_is() -> None:
+    digest = hashlib.sha256()
+    for problem in take(500):
+        digest.update((problem.question + problem.solution).encode())
+    assert digest.hexdigest() == "b7c17bd32ff1afae3676079332ab938187107fb5a9f3ea0f71969be83bfa22a6"

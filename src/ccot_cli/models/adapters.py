@@ -50,14 +50,16 @@ class Adapters:
             self._attach(name, config)
 
     def _attach(self, name: str, config: LoraConfig) -> None:
-        if self._peft is not None and name in self._peft.peft_config:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
-                self._peft.delete_adapter(name)
-        if self._peft is None:
-            self._peft = get_peft_model(self.theta.model, config, adapter_name=name)
-        else:
-            self._peft.add_adapter(name, config)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
+            # PEFT 0.21 asks transformers 5.23 for an attribute by its old name.
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+            if self._peft is None:
+                self._peft = get_peft_model(self.theta.model, config, adapter_name=name)
+            else:
+                if name in self._peft.peft_config:
+                    self._peft.delete_adapter(name)
+                self._peft.add_adapter(name, config)
         self.theta.model.eval()
         self.train_only(())
 
