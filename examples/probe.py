@@ -37,11 +37,11 @@ def generated(theta: Theta, adapters: Adapters, examples: Rows[PhiExample], laye
     for start in range(0, len(examples), BATCH_SIZE):
         batch = examples[start : start + BATCH_SIZE]
         counts = torch.tensor([len(example.gold_JID) - 1 for example in batch])
-        sequence, first_BD, _ = encode_query(theta, adapters, [example.query for example in batch], layer=layer)
+        sequence, first_BD = encode_query(theta, adapters, [example.query for example in batch], layer=layer)
         options = {"layer": layer, "max_tokens": int(counts.max()), "num_tokens_B": counts}
         tokens = contemplate(theta, adapters, sequence, first_BD, **options)  # type: ignore[arg-type]
         # Once more in one pass, to see the states between l and L.
-        sequence, _, _ = encode_query(theta, adapters, [example.query for example in batch], layer=layer)
+        sequence, _ = encode_query(theta, adapters, [example.query for example in batch], layer=layer)
         adapters.use(PHI)
         sequence.extend(tokens.mask_BK)
         state_BKD = theta.blocks.run(theta.blocks.enter(tokens.inputs_BKD, sequence), 0, layer, sequence)

@@ -238,7 +238,7 @@ def train_methods() -> None:
     workspace = Workspace.open(folder) if (folder / "ccot.yaml").exists() else Workspace.create(folder, "embedded")
     settings = override(workspace.settings, SHIPPED_SETTINGS)
     progress = TerminalProgress()
-    precompute.run(workspace, settings, progress=progress)
+    precompute.run(workspace, settings, overrides=tuple(SHIPPED_SETTINGS), progress=progress)
     for ratio in RATIOS:
         if ratio:
             score.run(workspace, settings, ratio, progress=progress)

@@ -25,7 +25,7 @@ def adapters(theta: Theta) -> Adapters:
 def roll(
     theta: Theta, adapters: Adapters, queries: list[list[int]], counts: list[int], *, chunk: int = 4
 ) -> tuple[Contemplation, Sequence]:
-    sequence, first, _ = encode_query(theta, adapters, queries, layer=LAYER)
+    sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
     tokens = contemplate(
         theta,
         adapters,
@@ -79,7 +79,7 @@ def test_cached_batched_half_depth_rollout_equals_the_algorithm_run_anew_for_eve
 
 def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(theta: Theta, adapters: Adapters) -> None:
     tokens, _ = roll(theta, adapters, QUERIES, COUNTS)
-    sequence, _, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
+    sequence, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
     last = replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER)
     torch.testing.assert_close(last[tokens.mask_BK], tokens.last_BKD[tokens.mask_BK])
 
@@ -98,7 +98,7 @@ def test_end_stops_each_row_at_its_first_end_whatever_the_chunk(theta: Theta, ad
         return found
 
     with torch.no_grad():
-        sequence, first, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
+        sequence, first = encode_query(theta, adapters, QUERIES, layer=LAYER)
         stopped = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chunk=chunk)
     assert stopped.num_tokens_B.tolist() == [3, 1, 9]
     assert stopped.is_capped_B.tolist() == [False, False, True]
@@ -128,7 +128,7 @@ def test_without_contemplation_an_untrained_psi_answers_as_generate_does(theta: 
             eos_token_id=theta.eos_id,
             pad_token_id=theta.eos_id,
         )[0, prompt.shape[1] :].tolist()
-        sequence, _, _ = encode_query(theta, adapters, [query], layer=LAYER)
+        sequence, _ = encode_query(theta, adapters, [query], layer=LAYER)
         found = decode(theta, adapters, sequence, [marker], max_tokens=8)
         assert found.ids == [[token for token in expected if token != theta.eos_id]]
 
@@ -160,7 +160,7 @@ def test_the_answer_teaches_phi_above_the_autoregressive_layer_only(
     tokens, _ = roll(theta, adapters, QUERIES, COUNTS)
     adapters.train_only([*adapters.names(PHI), *adapters.names(PSI)])
     with torch.no_grad():
-        sequence, _, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
+        sequence, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
     replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER, trains_above=trains_above)
     answers = [[21, theta.eos_id]] * 3
     answer_loss(theta, adapters, sequence, [theta.encoder.answer_marker] * 3, answers).backward()

@@ -59,7 +59,7 @@ def ask(
     device: DeviceOption = None,
     format: FormatOption = "text",
 ) -> None:
-    """Answer a question with contemplation tokens in place of a written chain.
+    """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --ratio 0.1
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'

@@ -90,7 +90,7 @@ def _cells(row: Row, now: datetime) -> list[str]:
     return [f"  {row.stage}", row.key or "", row.state, size, made, said]
 
 
-_NOT_SHOWN = ("batch_tokens", "num_bytes", "ratio", "seconds")
+_NOT_SHOWN = ("batch_tokens", "example", "num_bytes", "ratio", "seconds")
 """Figures of a summary that the table shows elsewhere, or nobody asks for."""
 
 

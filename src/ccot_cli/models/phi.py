@@ -41,19 +41,19 @@ class Contemplation:
 
 
 def encode_query(
-    theta: Theta, adapters: Adapters, queries: list[list[int]], *, layer: int
-) -> tuple[Sequence, Tensor, Tensor]:
-    """Run the queries under θ.
+    theta: Theta, adapters: Adapters, queries: list[list[int]], *, layer: int, adapter: str | None = None
+) -> tuple[Sequence, Tensor]:
+    """Run the queries, under θ unless an adapter is named.
 
     Returns:
-        The sequence to continue, z_0 (the last query token's state at index l: B, D) and its state at index L (B, D).
+        The sequence to continue, and z_0, the last query token's state at index l: B, D.
     """
-    adapters.use(None)
+    adapters.use(adapter)
     ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
     sequence = Sequence.empty(len(queries), theta.device)
     lower_BND = theta.blocks.run_ids(ids_BN, mask_BN, sequence, last=layer)
-    upper_BND = theta.blocks.run(lower_BND, layer, theta.num_layers, sequence)
-    return sequence, lower_BND[:, -1], upper_BND[:, -1]
+    theta.blocks.run(lower_BND, layer, theta.num_layers, sequence)
+    return sequence, lower_BND[:, -1]
 
 
 def contemplate(

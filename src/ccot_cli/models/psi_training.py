@@ -52,7 +52,7 @@ def roll_out(
     lengths = [len(example.query) for example in examples]
     for batch in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
         counts = torch.tensor([examples[number].num_tokens for number in batch])
-        sequence, first_BD, _ = encode_query(theta, adapters, [examples[number].query for number in batch], layer=layer)
+        sequence, first_BD = encode_query(theta, adapters, [examples[number].query for number in batch], layer=layer)
         tokens = contemplate(
             theta,
             adapters,
@@ -67,14 +67,12 @@ def roll_out(
             yield number, tokens.inputs_BKD[row, : examples[number].num_tokens].clone()
 
 
-def _encode(
+def _replay(
     theta: Theta, adapters: Adapters, batch: Rows[PsiExample], rollouts: Rows[Tensor], *, layer: int, trains_above: bool
-) -> tuple[Sequence, Tensor | None, Tensor | None]:
+) -> tuple[Sequence, Tensor, Tensor]:
     """The query under θ and the kept contemplation inputs under φ: the sequence, states at index L, and their mask."""
     with torch.no_grad():
-        sequence, _, _ = encode_query(theta, adapters, [example.query for example in batch], layer=layer)
-    if not rollouts:
-        return sequence, None, None
+        sequence, _ = encode_query(theta, adapters, [example.query for example in batch], layer=layer)
     inputs_BKD = pad_sequence(list(rollouts), batch_first=True).to(theta.device)
     counts_B = torch.tensor([len(rollout) for rollout in rollouts], device=theta.device)
     mask_BK = torch.arange(inputs_BKD.shape[1], device=theta.device)[None] < counts_B[:, None]
@@ -130,17 +128,21 @@ class PsiTraining:
     def loss(self, numbers: Rows[int]) -> Tensor:
         """Answer cross-entropy of a batch, in one parallel pass."""
         batch = [self.examples[number] for number in numbers]
-        rollouts = [self.rollouts[number] for number in numbers] if self.rollouts else []
-        sequence, _, _ = _encode(
-            self.theta, self.adapters, batch, rollouts, layer=self.layer, trains_above=self.trains_above
-        )
         return answer_loss(
             self.theta,
             self.adapters,
-            sequence,
+            self._context(batch, numbers),
             [example.start for example in batch],
             [example.answer for example in batch],
         )
+
+    def _context(self, batch: Rows[PsiExample], numbers: Rows[int]) -> Sequence:
+        """What the answer is decoded from. Without contemplation tokens ψ reads the query itself: plain fine-tuning."""
+        if not self.rollouts:
+            queries = [example.query for example in batch]
+            return encode_query(self.theta, self.adapters, queries, layer=self.layer, adapter=PSI)[0]
+        rollouts = [self.rollouts[number] for number in numbers]
+        return _replay(self.theta, self.adapters, batch, rollouts, layer=self.layer, trains_above=self.trains_above)[0]
 
 
 @torch.no_grad()
@@ -155,7 +157,7 @@ def last_states(
     states, labels = [], []
     lengths = [len(example.query) for example in examples]
     for numbers in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
-        _, last_BKD, mask_BK = _encode(
+        _, last_BKD, mask_BK = _replay(
             theta,
             adapters,
             [examples[number] for number in numbers],
@@ -163,8 +165,6 @@ def last_states(
             layer=layer,
             trains_above=False,
         )
-        assert last_BKD is not None
-        assert mask_BK is not None
         is_last_BK = mask_BK & ~torch.nn.functional.pad(mask_BK[:, 1:], (0, 1))
         states.append(last_BKD[mask_BK])
         labels.append(is_last_BK[mask_BK])

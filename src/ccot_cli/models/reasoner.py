@@ -127,7 +127,9 @@ class CcotReasoner:
         clock = _Clock(self.theta.device)
         layer = self.method.autoregressive_layer
         queries = [self.theta.encoder.query(question) for question in questions]
-        sequence, first_BD, _ = encode_query(self.theta, self.adapters, queries, layer=layer)
+        # At ratio 0 the query is ψ's too: the model as it is after plain fine-tuning.
+        reader = None if self.ratio else PSI
+        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=layer, adapter=reader)
         prefill = clock.lap()
         counts, is_capped = [0] * len(queries), [False] * len(queries)
         if self.ratio:
@@ -175,9 +177,10 @@ class ChainReasoner:
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
         clock = _Clock(self.theta.device)
         queries = [self.theta.encoder.query(question) for question in questions]
-        # The prompt's last token opens the chain, as <COT> does in the paper: the chain's weights begin there.
+        # The prompt's last token opens the chain, as <COT> does in the paper.
         opened = [query[:-1] for query in queries]
-        sequence, _, _ = encode_query(self.theta, self.adapters, opened, layer=self.theta.num_layers)
+        depth = self.theta.num_layers
+        sequence, _ = encode_query(self.theta, self.adapters, opened, layer=depth, adapter=self.adapter)
         prefill = clock.lap()
         text = decode(
             self.theta,
