@@ -71,7 +71,6 @@ def precompute(
     print_line(
         f"{result.num_train:,} training and {result.num_validation:,} validation problems,"
         f" {result.num_chain_tokens:,} chain tokens, {kept}: {human_bytes(result.num_bytes)}"
-        f" in {result.num_shards:,} shards"
     )
     if not dry_run:
         progress.say(f"next:  {found.command('score')}")

@@ -77,7 +77,7 @@ def run(
         return _with_ready(plan, ready) if ready else plan
     if not force:
         _refuse_what_does_not_fit(workspace, theta, settings, plan)
-    progress.say(f"about {human_bytes(plan.num_bytes)} in {plan.num_shards:,} shards")
+    progress.say(f"about {human_bytes(plan.num_bytes)} of hidden states")
     started = time.perf_counter()
     with workspace.building(STAGE, None, config=config, inputs=inputs, overrides=overrides) as build:
         _write_problems(build.folder, stored)
