@@ -114,6 +114,22 @@ def test_answers_of_a_batch_equal_those_one_by_one(theta: Theta, adapters: Adapt
         assert decode(theta, adapters, sequence, [marker], max_tokens=6).ids == [ids]
 
 
+@torch.no_grad()
+def test_answers_are_those_of_psi_run_anew_for_every_token(theta: Theta, adapters: Adapters) -> None:
+    marker = theta.encoder.answer_marker
+    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    found = decode(theta, adapters, sequence, [marker] * 3, max_tokens=4).ids
+    for query, count, ids in zip(QUERIES, COUNTS, found, strict=True):
+        said: list[int] = []
+        while len(said) < 4 and theta.eos_id not in said:
+            _, sequence = roll(theta, adapters, [query], [count], chunk=1)
+            adapters.use(PSI)
+            fed = torch.tensor([[*marker, *said]])
+            states = theta.blocks.run_ids(fed, torch.ones_like(fed).bool(), sequence)
+            said.append(int(theta.blocks.logits(states)[0, -1].argmax()))
+        assert ids == [token for token in said if token != theta.eos_id]
+
+
 def test_without_contemplation_an_untrained_psi_answers_as_generate_does(theta: Theta) -> None:
     adapters = Adapters(theta)
     adapters.add(PSI, rank=4, alpha=8, seed=2)
