@@ -1,6 +1,13 @@
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma2Config,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+)
 
 from ccot_cli.errors import UsageError
 from ccot_cli.models.blocks import Blocks, Sequence
@@ -90,3 +97,39 @@ def test_a_model_without_known_parts_is_refused(llama: Theta) -> None:
     del llama.model.model.layers
     with pytest.raises(UsageError, match="does not know"):
         Blocks(llama.model)
+
+
+SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(**SIZES, sliding_window=4),
+        Qwen2Config(**SIZES),
+        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=2),
+    ],
+    ids=["mistral", "qwen2", "qwen2 with windows in half of its layers"],
+)
+@torch.no_grad()
+def test_families_with_sliding_windows_equal_their_own_forward_pass(config: PretrainedConfig) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    blocks = Blocks(model)
+    ids = torch.arange(20)[None]
+    found = blocks.logits(blocks.run_ids(ids, torch.ones_like(ids).bool(), Sequence.empty(1, model.device)))
+    torch.testing.assert_close(found, model(input_ids=ids).logits)
+
+
+def test_gemma_which_scales_and_normalizes_otherwise_is_refused() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Gemma2Config(**SIZES)).eval()
+    with pytest.raises(UsageError, match="off by"):
+        Blocks(model).verify()

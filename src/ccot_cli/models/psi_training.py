@@ -106,7 +106,7 @@ class PsiTraining:
         self.theta, self.adapters = theta, adapters
         self.examples, self.rollouts = examples, rollouts
         self.layer, self.trains_above = layer, trains_above and bool(rollouts)
-        self.batch_size, self.seed, self.epochs = batch_size, seed, epochs
+        self.batch_size, self.seed = batch_size, seed
         names = adapters.names(PSI)
         if self.trains_above:
             names += adapters.names(PHI, layers=range(layer, theta.num_layers))

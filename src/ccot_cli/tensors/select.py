@@ -5,7 +5,6 @@ Positions count from 0 and come in reading order.
 
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
-from functools import partial
 
 import torch
 
@@ -48,12 +47,3 @@ def at_random(num_chain: int, num_tokens: int, generator: torch.Generator) -> li
 
 
 SELECTORS: dict[str, Select] = {"even": even, "last": last, "random": at_random}
-
-
-def selector(name: str) -> Callable[[int, Decimal, torch.Generator], list[int]]:
-    """The selector of that name as a function of (m, r, generator)."""
-
-    def select(choose: Select, num_chain: int, ratio: Decimal, generator: torch.Generator) -> list[int]:
-        return choose(num_chain, num_kept(ratio, num_chain), generator)
-
-    return partial(select, SELECTORS[name])
