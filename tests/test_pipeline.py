@@ -12,6 +12,7 @@ import torch
 from conftest import GSM8K, MakeTheta
 from safetensors.torch import load_file, save_file
 
+from ccot_cli import files
 from ccot_cli.config import Settings, override
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
@@ -284,8 +285,8 @@ def test_what_does_not_fit_the_disk_is_refused_before_it_starts(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run()
-    monkeypatch.setattr(precompute, "free_bytes", lambda path: 1000)
-    with pytest.raises(ResourceError, match=r"GB are free") as caught:
+    monkeypatch.setattr(files, "free_bytes", lambda path: 1000)
+    with pytest.raises(ResourceError, match=r"this needs about 642 kB, and 1\.0 kB are free") as caught:
         run.precompute()
     assert "--max-disk" in caught.value.fix
     assert not run.workspace.folder("precompute").exists()

@@ -14,7 +14,7 @@ from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, shard_paths, stored_numbers
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
-from ccot_cli.files import commit, free_bytes, human_bytes
+from ccot_cli.files import check_space, commit, free_bytes, human_bytes
 from ccot_cli.models.gold import gold_states, solution_ids
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.progress import Progress
@@ -153,23 +153,19 @@ def _plan(
 
 
 def _refuse_what_does_not_fit(workspace: Workspace, theta: Theta, settings: Settings, plan: PrecomputeResult) -> None:
-    free = free_bytes(workspace.root)
     limit = settings.precompute.max_disk
     if limit is not None and plan.num_bytes > limit * 1e9:
         raise ResourceError(
             f"even one hidden-state index needs {plan.num_bytes / 1e9:,.2f} GB, and --max-disk allows {limit:,} GB",
             fix="a larger --max-disk, or fewer problems with --limit",
         )
-    if plan.num_bytes <= free:
-        return
-    thin = f"{free * 0.9 / 1e9:.1f}"
-    raise ResourceError(
-        f"this needs about {plan.num_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free in {workspace.root}",
-        fix=f"ccot precompute --max-disk {thin}    (keeps index {settings.precompute.scorer_layer} only; "
+    room = f"{free_bytes(workspace.root) * 0.9 / 1e9:.1f}"
+    thinner = (
+        f"ccot precompute --max-disk {room}    (keeps index {settings.precompute.scorer_layer} only; "
         "score fetches the rest in a second pass)"
-        if plan.is_every_index
-        else "fewer problems with --limit, or --force",
     )
+    fewer = "fewer problems with --limit, or --force"
+    check_space(workspace.root, plan.num_bytes, fix=thinner if plan.is_every_index else fewer)
 
 
 def make_record(number: int, problem: EncodedProblem, states_JID: torch.Tensor) -> Record:

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from ccot_cli.config import Settings, ratio_name, stage_config
+from ccot_cli.config import Settings, TrainPhiConfig, ratio_name, stage_config
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import UsageError
 from ccot_cli.files import commit
@@ -18,7 +18,7 @@ from ccot_cli.models.layerwise import LayerReport, PhiExample, train_layerwise
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
-from ccot_cli.workspace import Artifact, Workspace
+from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-phi"
 LOG_FILE = "log.jsonl"
@@ -59,34 +59,48 @@ def run(
         )
     adapters = Adapters(theta)
     adapters.add(PHI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
-    train, validation = load_examples(theta, source, selected)
+    examples = load_examples(theta, source, selected)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        checkpoint = build.scratch(CHECKPOINT_FILE)
-        reports = _resume(adapters, build.folder / LOG_FILE, checkpoint)
-        num_batches = -(-len(train) // chosen.batch_size)
-        total = (theta.num_layers - len(reports)) * chosen.epochs * num_batches
-        with progress.task(f"φ at r = {ratio}", total=total, unit="steps") as advance:
-            for report in train_layerwise(
-                theta,
-                adapters,
-                train,
-                validation,
-                layer=chosen.autoregressive_layer,
-                epochs=chosen.epochs,
-                batch_size=chosen.batch_size,
-                learning_rate=chosen.learning_rate,
-                seed=chosen.seed,
-                num_trained=len(reports),
-                on_step=lambda index, loss: advance(1, layer=f"{index}/{theta.num_layers}", loss=f"{loss:.4f}"),
-            ):
-                reports.append(report)
-                _write_log(build.folder / LOG_FILE, reports)
-                with commit(checkpoint) as part:
-                    save_file({name: tensor.contiguous() for name, tensor in _tensors(adapters).items()}, part)
+        reports = _train_layers(adapters, *examples, chosen, build, f"φ at r = {ratio:f}", progress)
         adapters.save(PHI, build.folder)
         result = TrainPhiResult(ratio=f"{ratio:f}", layers=[asdict(report) for report in reports])
         build.summary.update(asdict(result))
     return result
+
+
+def _train_layers(
+    adapters: Adapters,
+    train: list[PhiExample],
+    validation: list[PhiExample],
+    chosen: TrainPhiConfig,
+    build: Build,
+    label: str,
+    progress: Progress,
+) -> list[LayerReport]:
+    """Train the layers that are left, with a checkpoint after each."""
+    theta, checkpoint = adapters.theta, build.scratch(CHECKPOINT_FILE)
+    reports = _resume(adapters, build.folder / LOG_FILE, checkpoint)
+    num_batches = -(-len(train) // chosen.batch_size)
+    total = (theta.num_layers - len(reports)) * chosen.epochs * num_batches
+    with progress.task(label, total=total, unit="steps") as advance:
+        for report in train_layerwise(
+            theta,
+            adapters,
+            train,
+            validation,
+            layer=chosen.autoregressive_layer,
+            epochs=chosen.epochs,
+            batch_size=chosen.batch_size,
+            learning_rate=chosen.learning_rate,
+            seed=chosen.seed,
+            num_trained=len(reports),
+            on_step=lambda index, loss: advance(1, layer=f"{index}/{theta.num_layers}", loss=f"{loss:.4f}"),
+        ):
+            reports.append(report)
+            _write_log(build.folder / LOG_FILE, reports)
+            with commit(checkpoint) as part:
+                save_file({name: tensor.contiguous() for name, tensor in _tensors(adapters).items()}, part)
+    return reports
 
 
 def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[PhiExample], list[PhiExample]]:
