@@ -115,35 +115,50 @@ class PrecomputeConfig(Section):
     """Hidden-state index that the scorer reads [T]."""
 
 
-Selector = Literal["even", "random", "last"]
+Selector = Literal["predictive", "learned", "even", "random", "last"]
+OptimiserName = Literal["adamw", "muon"]
 
 
 class ScoreConfig(Section):
     """Which chain tokens to keep."""
 
-    selector: Selector = "even"
-    """Evenly spread tokens, a random choice, or the last ones."""
+    selector: Selector = "predictive"
+    """Tokens that announce what is new, a trained scorer's, evenly spread ones, a random choice, or the last ones."""
+    scorer: Literal["linear", "mlp"] = "linear"
+    """Shape of the learned scorer."""
+    scorer_steps: int = Field(default=400, ge=1)
+    """Training steps of the learned scorer."""
+    ceiling_steps: int = Field(default=400, ge=1)
+    """Training steps of the decoder that measures the gold ceiling."""
     seed: int = 0
-    """Seed of the random selector."""
+    """Seed of the random selector and of training."""
 
 
 class TrainPhiConfig(Section):
     """The generator of contemplation tokens [CCOT_φ]."""
 
-    autoregressive_layer: int = Field(default=4, ge=1)
+    schedule: Literal["joint", "layerwise"] = "joint"
+    """All layers together and on own rollouts, or one layer after another as in the paper."""
+    autoregressive_layer: int = Field(default=6, ge=1)
     """Hidden-state index fed back as the next input [l]."""
     lora_rank: int = Field(default=64, ge=1)
     """Rank of the adapter."""
     lora_alpha: int = Field(default=64, ge=1)
     """The adapter's output is scaled by lora_alpha / lora_rank."""
-    epochs: int = Field(default=3, ge=1)
-    """Passes over the data for each layer."""
-    batch_size: int = Field(default=32, ge=1)
+    taught_epochs: int = Field(default=4, ge=0)
+    """Passes over the data from gold inputs, before the rollouts; joint only."""
+    epochs: int = Field(default=4, ge=0)
+    """Passes over the data: on own rollouts (joint), or for each layer (layerwise)."""
+    batch_size: int = Field(default=64, ge=1)
     """Problems at a time."""
-    learning_rate: float = Field(default=2e-3, gt=0)
+    optimiser: OptimiserName = "muon"
+    """adamw, or muon, which takes far fewer steps on small models."""
+    learning_rate: float = Field(default=6e-3, gt=0)
     """The highest step size."""
+    checkpoint_steps: int = Field(default=200, ge=1)
+    """Steps between two points from which an interrupted run resumes; layerwise does after every layer."""
     seed: int = 0
-    """Seed of the order of problems and of dropout."""
+    """Seed of the order of problems and of the adapter."""
 
 
 class TrainPsiConfig(Section):
@@ -153,22 +168,20 @@ class TrainPsiConfig(Section):
     """Rank of the adapter."""
     lora_alpha: int = Field(default=32, ge=1)
     """The adapter's output is scaled by lora_alpha / lora_rank."""
-    epochs: int = Field(default=6, ge=1)
+    epochs: int = Field(default=4, ge=1)
     """Passes over the data."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Problems at a time."""
-    learning_rate: float = Field(default=2e-3, gt=0)
+    optimiser: OptimiserName = "muon"
+    """adamw, or muon, which takes far fewer steps on small models."""
+    learning_rate: float = Field(default=4e-3, gt=0)
     """The highest step size."""
-    unfreeze: Literal["none", "above"] = "above"
-    """Layers of φ that learn from the answer too: those above l, or none."""
-    end_epochs: int = Field(default=20, ge=1)
-    """Passes of the stop classifier."""
-    end_learning_rate: float = Field(default=1e-2, gt=0)
-    """Step size of the stop classifier."""
+    unfreeze: Literal["none", "above", "all"] = "all"
+    """Layers of φ that learn from the answer too: none, those above l as in the paper, or all through the rollout."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes."""
     seed: int = 0
-    """Seed of the order of problems and of dropout."""
+    """Seed of the order of problems and of the adapter."""
 
 
 class EvalConfig(Section):
@@ -221,6 +234,7 @@ _WITHOUT_EFFECT = {
     "model": {"device"},
     "data": {"test_source", "test_split"},
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
+    "train_phi": {"checkpoint_steps"},
     "train_psi": {"checkpoint_steps"},
 }
 """Settings that change how a stage runs but not what comes out."""
@@ -240,8 +254,10 @@ PRESETS = {
         model=ModelConfig(name="meta-llama/Llama-2-7b-chat-hf", prompt="[INST] {question} [/INST] "),
         data=DataConfig(source="openai/gsm8k", subset="main", limit=None),
         precompute=PrecomputeConfig(scorer_layer=3),
-        train_phi=TrainPhiConfig(autoregressive_layer=15, lora_rank=128, lora_alpha=128, learning_rate=1e-4),
-        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, learning_rate=1e-4),
+        train_phi=TrainPhiConfig(
+            autoregressive_layer=15, lora_rank=128, lora_alpha=128, optimiser="adamw", learning_rate=1e-4
+        ),
+        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, optimiser="adamw", learning_rate=1e-4, unfreeze="above"),
         eval=EvalConfig(limit=None),
         decoding=DecodingConfig(cap_tokens=200, max_chain_tokens=512),
     ),

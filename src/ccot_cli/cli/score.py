@@ -46,14 +46,15 @@ def score(
             kinds = ", ".join(f"{share:.0%} {kind}" for kind, share in result.kinds.items())
             print_line(
                 f"r = {each:f}: {result.selector} keeps {result.mean_kept:.1f} of {result.mean_chain:.1f} chain tokens"
-                f" ({kinds})"
+                f" ({kinds}); {result.overlap_with_even:.0%} of them even spacing keeps too"
             )
         if result.was_ready:
             progress.say("ready already; nothing to do")
     if format == "json":
         print_json([asdict(result) for result in results])
     else:
-        print_line(f"example at r = {results[-1].ratio}:")
-        for line in results[-1].example.splitlines():
-            print_line(f"  {line}")
+        for example in results[-1].examples:
+            print_line(f"example at r = {results[-1].ratio}:")
+            for line in example.splitlines():
+                print_line(f"  {line}")
     progress.say(f"next:  {found.command('train-phi', *(f'--ratio={each:f}' for each in ratios if ratio))}")

@@ -108,19 +108,24 @@ class Blocks:
         Returns:
             States at index `last`: B, T, D.
         """
+        return self.run_each(hidden_BTD, first, last, sequence)[-1]
+
+    def run_each(self, hidden_BTD: Tensor, first: int, last: int, sequence: Sequence) -> list[Tensor]:
+        """The same, returning the states at every index from `first` to `last`."""
         num_new = hidden_BTD.shape[1]
         place_BT = positions(sequence.mask_BS, num_new)
         masks: dict[int | None, Tensor] = {}
         arguments: dict[str, Any] = {"position_ids": place_BT, "past_key_values": sequence.cache, "use_cache": True}
         if self.rotary is not None:
             arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids=place_BT)
+        states = [hidden_BTD]
         for index in range(first, last):
             window = self._window(index)
             if window not in masks:
                 masks[window] = causal_mask(sequence.mask_BS, num_new, window=window)
-            output = self.layers[index](hidden_BTD, attention_mask=masks[window], **arguments)
-            hidden_BTD = output[0] if isinstance(output, tuple) else output
-        return hidden_BTD
+            output = self.layers[index](states[-1], attention_mask=masks[window], **arguments)
+            states.append(output[0] if isinstance(output, tuple) else output)
+        return states
 
     def run_ids(self, ids_BT: Tensor, mask_BT: Tensor, sequence: Sequence, *, last: int | None = None) -> Tensor:
         """Append tokens and take them to index `last`, L by default."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
@@ -32,6 +33,8 @@ class PhiExample:
     query: list[int]
     gold_JID: Tensor
     """z_0 .. z_k at every index: 1 + k, L + 1, D."""
+    next_K: Tensor
+    """The token that follows each kept one in the chain."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ def train_layerwise(
     epochs: int,
     batch_size: int,
     learning_rate: float,
+    optimiser: OptimiserName = "adamw",
     seed: int,
     num_trained: int = 0,
     on_step: Callable[[int, float], None] = lambda index, loss: None,
@@ -131,7 +135,9 @@ def train_layerwise(
                 batch.run_query(index)
         adapters.use(PHI)
         if index > num_trained:
-            yield _train_layer(adapters, train_batches, validation_batches, index, epochs, learning_rate, seed, on_step)
+            yield _train_layer(
+                adapters, train_batches, validation_batches, index, epochs, learning_rate, optimiser, seed, on_step
+            )
         adapters.train_only(())
         with torch.no_grad():
             for batch in every:
@@ -145,6 +151,7 @@ def _train_layer(
     index: int,
     epochs: int,
     learning_rate: float,
+    kind: OptimiserName,
     seed: int,
     on_step: Callable[[int, float], None],
 ) -> LayerReport:
@@ -152,7 +159,7 @@ def _train_layer(
     names = adapters.names(PHI, layers=range(index - 1, index))
     adapters.train_only(names)
     parameters = {name: parameter for name, parameter in adapters.named_parameters() if name in set(names)}
-    optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=epochs * len(train))
+    optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=epochs * len(train), kind=kind)
     shuffler = random.Random(f"{seed}/{index}")
     losses: list[float] = []
     for _ in range(epochs):

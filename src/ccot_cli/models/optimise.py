@@ -1,4 +1,9 @@
-"""One optimiser for all training: AdamW, warm-up and linear decay, clipping, a guard against numbers gone wrong."""
+"""One optimiser for all training: warm-up and linear decay, clipping, a guard against numbers gone wrong.
+
+`adamw` is the paper's kind of optimiser. `muon` turns every matrix's momentum into the nearest orthogonal matrix before
+stepping (Jordan et al., 2024), so that weak directions of a gradient learn as fast as strong ones: on small models φ
+learns in a fraction of the steps.
+"""
 
 from pathlib import Path
 
@@ -6,10 +11,67 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ccot_cli.config import OptimiserName
 from ccot_cli.errors import DivergedError
 
 WARM_UP_SHARE = 0.05
 MAX_BAD_STEPS = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for matrices; those of one shape are orthogonalised together, which is what makes it cheap for adapters.
+
+    The update has AdamW's usual size (0.2 a number), so that learning rates mean the same.
+    """
+
+    MOMENTUM = 0.95
+    POLYNOMIAL = (3.4445, -4.7750, 2.0315)
+    ROUNDS = 5
+
+    def __init__(self, parameters: list[nn.Parameter], *, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step down every parameter's orthogonalised momentum."""
+        for group in self.param_groups:
+            alike: dict[tuple[int, int], list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    rows, columns = parameter.shape
+                    alike.setdefault((min(rows, columns), max(rows, columns)), []).append(parameter)
+            for parameters in alike.values():
+                stacked = torch.stack([self._direction(parameter) for parameter in parameters])
+                updates = orthogonalise(stacked, self.POLYNOMIAL, self.ROUNDS)
+                for parameter, update in zip(parameters, updates, strict=True):
+                    size = 0.2 * max(parameter.shape) ** 0.5
+                    step = update.T if parameter.shape[0] > parameter.shape[1] else update
+                    parameter.sub_(step, alpha=group["lr"] * size)
+
+    def _direction(self, parameter: nn.Parameter) -> Tensor:
+        """Nesterov momentum, wide rather than tall."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        momentum = state["momentum"].lerp_(parameter.grad, 1 - self.MOMENTUM)
+        direction = parameter.grad.lerp(momentum, self.MOMENTUM)
+        return direction.T if direction.shape[0] > direction.shape[1] else direction
+
+
+def orthogonalise(matrices_NRC: Tensor, polynomial: tuple[float, float, float], rounds: int) -> Tensor:
+    """Push all singular values towards 1 by Newton-Schulz iteration; they end between about 0.7 and 1.2.
+
+    Args:
+        matrices_NRC: N matrices of R rows and C columns, R <= C.
+        polynomial: Coefficients of x, x^3, x^5.
+    """
+    first, third, fifth = polynomial
+    x_NRC: Tensor = matrices_NRC / matrices_NRC.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    for _ in range(rounds):
+        gram_NRR = x_NRC @ x_NRC.mT
+        x_NRC = torch.baddbmm(x_NRC, third * gram_NRR + fifth * gram_NRR @ gram_NRR, x_NRC, beta=first)
+    return x_NRC
 
 
 class Optimiser:
@@ -19,15 +81,28 @@ class Optimiser:
         parameters: What learns, by name.
         learning_rate: Its peak, reached after 5 % of the steps; falls to zero at the last.
         num_steps: Steps in all.
+        kind: `muon` takes matrices only.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], *, learning_rate: float, num_steps: int) -> None:
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        *,
+        learning_rate: float,
+        num_steps: int,
+        kind: OptimiserName = "adamw",
+    ) -> None:
         self.parameters = parameters
         self.learning_rate = learning_rate
         self.num_steps = num_steps
         self.step_count = 0
         self._num_bad = 0
-        self._adam = torch.optim.AdamW(list(parameters.values()), lr=learning_rate, weight_decay=0.0)
+        every = list(parameters.values())
+        self._inner: torch.optim.Optimizer = (
+            Muon(every, lr=learning_rate)
+            if kind == "muon"
+            else torch.optim.AdamW(every, lr=learning_rate, weight_decay=0.0)
+        )
 
     def _rate(self) -> float:
         warm_up = max(1, round(WARM_UP_SHARE * self.num_steps))
@@ -40,16 +115,16 @@ class Optimiser:
         Raises:
             DivergedError: after several such steps in a row.
         """
-        self._adam.zero_grad(set_to_none=True)
+        self._inner.zero_grad(set_to_none=True)
         is_good = bool(loss.isfinite())
         if is_good:
             loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), 1.0)
             is_good = bool(norm.isfinite())
-        for group in self._adam.param_groups:
+        for group in self._inner.param_groups:
             group["lr"] = self._rate()
         if is_good:
-            self._adam.step()
+            self._inner.step()
         self._num_bad = 0 if is_good else self._num_bad + 1
         if self._num_bad >= MAX_BAD_STEPS:
             raise DivergedError(
@@ -64,20 +139,20 @@ class Optimiser:
         tensors = {"step": torch.tensor(self.step_count)}
         for name, parameter in self.parameters.items():
             tensors[f"parameter/{name}"] = parameter.detach().cpu().contiguous()
-            for key, value in self._adam.state.get(parameter, {}).items():
+            for key, value in self._inner.state.get(parameter, {}).items():
                 tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
         return tensors
 
     def resume(self, path: Path) -> None:
         """Go on from a saved state, bit for bit on a CPU."""
         tensors = load_file(path)
-        self.step_count = int(tensors["step"])
+        self.step_count = int(tensors.pop("step"))
         for name, parameter in self.parameters.items():
             with torch.no_grad():
-                parameter.copy_(tensors[f"parameter/{name}"])
-            if f"exp_avg/{name}" in tensors:
-                self._adam.state[parameter] = {
-                    "step": tensors[f"step/{name}"],
-                    "exp_avg": tensors[f"exp_avg/{name}"].to(parameter.device),
-                    "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].to(parameter.device),
-                }
+                parameter.copy_(tensors.pop(f"parameter/{name}"))
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition("/")
+            parameter = self.parameters[name]
+            # AdamW keeps its count of steps on the CPU.
+            device = tensor.device if tensor.ndim == 0 else parameter.device
+            self._inner.state[parameter][kind] = tensor.to(device)

@@ -124,16 +124,44 @@ class _Chunk:
 
 def _generate(theta: Theta, sequence: Sequence, state_BD: Tensor, wanted_BT: Tensor, *, layer: int) -> _Chunk:
     """Layers 1..l token by token, the layers above for all of them at once."""
-    inputs, lower = [], []
-    for wanted_B in wanted_BT.unbind(dim=1):
+    inputs_BTD, lower_BTD = feed_back(theta, sequence, state_BD, wanted_BT, layer=layer)
+    last_BTD = theta.blocks.run(lower_BTD, layer, theta.num_layers, sequence)
+    return _Chunk(inputs_BTD, last_BTD, wanted_BT, torch.zeros_like(wanted_BT[:, 0]), lower_BTD[:, -1])
+
+
+def feed_back(
+    theta: Theta,
+    sequence: Sequence,
+    state_BD: Tensor,
+    wanted_BT: Tensor,
+    *,
+    layer: int,
+    instead: Callable[[int, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Layers 1..l, token by token, each token's input being the last one's state at index l.
+
+    Gradients pass through the whole recurrence where the weights in use are trained.
+
+    Args:
+        sequence: Extended by T columns.
+        state_BD: The first input.
+        wanted_BT: True at tokens that exist.
+        instead: (column, a token's state at index l) -> what the next token is fed; that state itself by default.
+
+    Returns:
+        inputs_BTD, what was fed, and lower_BTD, states at index l.
+    """
+    inputs: list[Tensor] = []
+    lower: list[Tensor] = []
+    for column, wanted_B in enumerate(wanted_BT.unbind(dim=1)):
+        if instead is not None and column:
+            state_BD = instead(column - 1, state_BD)
         inputs.append(state_BD)
         sequence.extend(wanted_B[:, None])
         entered_B1D = theta.blocks.enter(state_BD[:, None], sequence)
         state_BD = theta.blocks.run(entered_B1D, 0, layer, sequence)[:, 0]
         lower.append(state_BD)
-    last_BTD = theta.blocks.run(torch.stack(lower, dim=1), layer, theta.num_layers, sequence)
-    no_end_B = torch.zeros_like(wanted_BT[:, 0])
-    return _Chunk(torch.stack(inputs, dim=1), last_BTD, wanted_BT, no_end_B, state_BD)
+    return torch.stack(inputs, dim=1), torch.stack(lower, dim=1)
 
 
 def replay(

@@ -11,18 +11,21 @@ import random
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.end import End
 from ccot_cli.models.optimise import Optimiser
-from ccot_cli.models.phi import contemplate, encode_query, replay
+from ccot_cli.models.phi import contemplate, encode_query, feed_back, replay
 from ccot_cli.models.psi import answer_loss
+from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
 
 
@@ -67,53 +70,153 @@ def roll_out(
             yield number, tokens.inputs_BKD[row, : examples[number].num_tokens].clone()
 
 
-def _replay(
-    theta: Theta, adapters: Adapters, batch: Rows[PsiExample], rollouts: Rows[Tensor], *, layer: int, trains_above: bool
-) -> tuple[Sequence, Tensor, Tensor]:
-    """The query under θ and the kept contemplation inputs under φ: the sequence, states at index L, and their mask."""
-    with torch.no_grad():
-        sequence, _ = encode_query(theta, adapters, [example.query for example in batch], layer=layer)
-    inputs_BKD = pad_sequence(list(rollouts), batch_first=True).to(theta.device)
-    counts_B = torch.tensor([len(rollout) for rollout in rollouts], device=theta.device)
-    mask_BK = torch.arange(inputs_BKD.shape[1], device=theta.device)[None] < counts_B[:, None]
-    last_BKD = replay(theta, adapters, sequence, inputs_BKD, mask_BK, layer=layer, trains_above=trains_above)
-    return sequence, last_BKD, mask_BK
+class Context(Protocol):
+    """What ψ decodes the answer from, for some problems of the data set."""
+
+    @property
+    def trained(self) -> list[str]:
+        """Parameters that learn with ψ's."""
+        ...
+
+    def sequence(self, numbers: Rows[int]) -> Sequence:
+        """The problems' queries, and their contemplation tokens where there are any."""
+        ...
+
+
+@dataclass(frozen=True)
+class QueryContext:
+    """No contemplation tokens: ψ reads the query itself, which is plain fine-tuning."""
+
+    theta: Theta
+    adapters: Adapters
+    examples: Rows[PsiExample]
+
+    @property
+    def trained(self) -> list[str]:
+        return []
+
+    def sequence(self, numbers: Rows[int]) -> Sequence:
+        queries = [self.examples[number].query for number in numbers]
+        return encode_query(self.theta, self.adapters, queries, layer=self.theta.num_layers, adapter=PSI)[0]
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """Kept contemplation inputs, once more through φ in one parallel pass.
+
+    Layers 1..l never see a gradient; those above do where `trains_above` (paper, section 4.2).
+    """
+
+    theta: Theta
+    adapters: Adapters
+    queries: Queries
+    rollouts: Rollouts
+    layer: int
+    trains_above: bool = False
+
+    @property
+    def trained(self) -> list[str]:
+        layers = range(self.layer, self.theta.num_layers)
+        return self.adapters.names(PHI, layers=layers) if self.trains_above else []
+
+    def sequence(self, numbers: Rows[int]) -> Sequence:
+        return self.replay(numbers)[0]
+
+    def replay(self, numbers: Rows[int]) -> tuple[Sequence, Tensor, Tensor]:
+        """The sequence, the tokens' raw states at index L (B, K, D), and which of them exist (B, K)."""
+        inputs = [self.rollouts[number] for number in numbers]
+        inputs_BKD = pad_sequence(inputs, batch_first=True).to(self.theta.device)
+        mask_BK = _mask([len(rows) for rows in inputs], self.theta.device)
+        sequence, above = self.queries.sequence(numbers), self.trains_above
+        arguments = (self.theta, self.adapters, sequence, inputs_BKD, mask_BK)
+        return sequence, replay(*arguments, layer=self.layer, trains_above=above), mask_BK
+
+
+@dataclass(frozen=True)
+class UnrolledContext:
+    """φ generates anew at every step, and all its layers learn from the answer through the whole rollout (ours)."""
+
+    theta: Theta
+    adapters: Adapters
+    queries: Queries
+    firsts: Rows[Tensor]
+    """z_0 of every problem: D."""
+    counts: Rows[int]
+    """k of every problem."""
+    layer: int
+
+    @property
+    def trained(self) -> list[str]:
+        return self.adapters.names(PHI)
+
+    def sequence(self, numbers: Rows[int]) -> Sequence:
+        sequence = self.queries.sequence(numbers)
+        self.adapters.use(PHI)
+        first_BD = torch.stack([self.firsts[number] for number in numbers]).to(self.theta.device)
+        mask_BK = _mask([self.counts[number] for number in numbers], self.theta.device)
+        _, lower_BKD = feed_back(self.theta, sequence, first_BD, mask_BK, layer=self.layer)
+        self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence)
+        return sequence
+
+
+@dataclass(frozen=True)
+class GoldContext:
+    """Gold states in the contemplation tokens' place: what a perfect φ would leave (paper, section 3.2)."""
+
+    theta: Theta
+    adapters: Adapters
+    queries: Queries
+    gold: Rows[Tensor]
+    """z_0 .. z_k of every problem at every index: 1 + k, L + 1, D."""
+    adapter: str | None = None
+    """Whose keys and values are made of them; θ's, or φ's."""
+
+    @property
+    def trained(self) -> list[str]:
+        return []
+
+    @torch.no_grad()
+    def sequence(self, numbers: Rows[int]) -> Sequence:
+        sequence = self.queries.sequence(numbers)
+        gold = [self.gold[number][1:] for number in numbers]
+        gold_BKID = pad_sequence(gold, batch_first=True).to(self.theta.device, self.theta.dtype)
+        sequence.extend(_mask([len(rows) for rows in gold], self.theta.device))
+        self.adapters.use(self.adapter)
+        for index in range(self.theta.num_layers):
+            # Only the keys and values that a layer makes of its input are wanted, not what it computes.
+            self.theta.blocks.run(gold_BKID[:, :, index], index, index + 1, sequence)
+        return sequence
+
+
+def _mask(counts: Rows[int], device: torch.device) -> Tensor:
+    counts_B = torch.tensor(counts, device=device)
+    return torch.arange(max(counts), device=device)[None] < counts_B[:, None]
 
 
 class PsiTraining:
-    """Steps over the data set; which parameters learn is fixed on construction.
-
-    Args:
-        rollouts: Kept contemplation inputs by problem; empty where there are none.
-        layer: Autoregressive layer l.
-        trains_above: Whether φ's layers above l learn from the answer too.
-    """
+    """Steps over the data set; which parameters learn is fixed on construction."""
 
     def __init__(
         self,
         theta: Theta,
         adapters: Adapters,
         examples: Rows[PsiExample],
-        rollouts: Rollouts,
+        context: Context,
         *,
-        layer: int,
-        trains_above: bool,
         epochs: int,
         batch_size: int,
         learning_rate: float,
+        optimiser: OptimiserName = "adamw",
         seed: int,
     ) -> None:
-        self.theta, self.adapters = theta, adapters
-        self.examples, self.rollouts = examples, rollouts
-        self.layer, self.trains_above = layer, trains_above and bool(rollouts)
+        self.theta, self.adapters, self.examples, self.context = theta, adapters, examples, context
         self.batch_size, self.seed = batch_size, seed
-        names = adapters.names(PSI)
-        if self.trains_above:
-            names += adapters.names(PHI, layers=range(layer, theta.num_layers))
+        names = [*adapters.names(PSI), *context.trained]
         adapters.train_only(names)
         parameters = {name: parameter for name, parameter in adapters.named_parameters() if name in set(names)}
         self.steps_per_epoch = -(-len(examples) // batch_size)
-        self.optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=epochs * self.steps_per_epoch)
+        num_steps = epochs * self.steps_per_epoch
+        self.optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=num_steps, kind=optimiser)
 
     def steps(self) -> Iterator[float]:
         """Train from wherever the optimiser stands to the end, yielding each step's loss."""
@@ -126,45 +229,27 @@ class PsiTraining:
                 yield self.optimiser.step(self.loss(batch))
 
     def loss(self, numbers: Rows[int]) -> Tensor:
-        """Answer cross-entropy of a batch, in one parallel pass."""
-        batch = [self.examples[number] for number in numbers]
+        """Answer cross-entropy of a batch."""
         return answer_loss(
             self.theta,
             self.adapters,
-            self._context(batch, numbers),
-            [example.start for example in batch],
-            [example.answer for example in batch],
+            self.context.sequence(numbers),
+            [self.examples[number].start for number in numbers],
+            [self.examples[number].answer for number in numbers],
         )
-
-    def _context(self, batch: Rows[PsiExample], numbers: Rows[int]) -> Sequence:
-        """What the answer is decoded from. Without contemplation tokens ψ reads the query itself: plain fine-tuning."""
-        if not self.rollouts:
-            queries = [example.query for example in batch]
-            return encode_query(self.theta, self.adapters, queries, layer=self.layer, adapter=PSI)[0]
-        rollouts = [self.rollouts[number] for number in numbers]
-        return _replay(self.theta, self.adapters, batch, rollouts, layer=self.layer, trains_above=self.trains_above)[0]
 
 
 @torch.no_grad()
-def last_states(
-    theta: Theta, adapters: Adapters, examples: Rows[PsiExample], rollouts: Rollouts, *, layer: int, batch_size: int
-) -> tuple[Tensor, Tensor]:
+def last_states(context: RolloutContext, *, batch_size: int) -> tuple[Tensor, Tensor]:
     """Raw states at index L of every contemplation token, and whether it is its problem's last.
 
     Returns:
         last_MD and is_last_M, M tokens of all problems.
     """
     states, labels = [], []
-    lengths = [len(example.query) for example in examples]
+    lengths = [len(query) for query in context.queries.queries]
     for numbers in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
-        _, last_BKD, mask_BK = _replay(
-            theta,
-            adapters,
-            [examples[number] for number in numbers],
-            [rollouts[number] for number in numbers],
-            layer=layer,
-            trains_above=False,
-        )
+        _, last_BKD, mask_BK = context.replay(numbers)
         is_last_BK = mask_BK & ~torch.nn.functional.pad(mask_BK[:, 1:], (0, 1))
         states.append(last_BKD[mask_BK])
         labels.append(is_last_BK[mask_BK])

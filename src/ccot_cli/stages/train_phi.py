@@ -1,12 +1,14 @@
-"""Train φ, the generator of contemplation tokens, layer by layer (paper, section 4.1)."""
+"""Train φ, the generator of contemplation tokens (paper, section 4.1)."""
 
 import json
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from ccot_cli.config import Settings, TrainPhiConfig, ratio_name, stage_config
@@ -14,10 +16,14 @@ from ccot_cli.data.shards import read_records
 from ccot_cli.errors import UsageError
 from ccot_cli.files import commit
 from ccot_cli.models.adapters import PHI, Adapters
+from ccot_cli.models.joint import JointTraining
 from ccot_cli.models.layerwise import LayerReport, PhiExample, train_layerwise
+from ccot_cli.models.probe import PhiJudge
+from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
+from ccot_cli.stages.queries import open_queries
 from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-phi"
@@ -27,18 +33,22 @@ CHECKPOINT_FILE = "checkpoint.safetensors"
 
 @dataclass(frozen=True)
 class TrainPhiResult:
-    """The losses of every layer."""
+    """How φ's rollouts do on the validation problems."""
 
     ratio: str
+    schedule: str
+    num_steps: int
+    report: dict[str, Any]
+    """A `PhiReport` of φ as it is saved."""
     layers: list[dict[str, Any]]
-    """One `LayerReport` a layer."""
+    """One `LayerReport` a layer, where it was trained layer by layer."""
     was_ready: bool = False
 
 
 def run(
     workspace: Workspace, settings: Settings, ratio: Decimal, *, overrides: Rows[str] = (), progress: Progress
 ) -> TrainPhiResult:
-    """Train and save φ for one ratio; an interrupted run goes on after its last finished layer.
+    """Train and save φ for one ratio; an interrupted run goes on from its last checkpoint.
 
     Raises:
         MissingError: where `score` has not run for this ratio.
@@ -57,50 +67,135 @@ def run(
             f"autoregressive_layer is {chosen.autoregressive_layer}, but {theta.name} has {theta.num_layers} layers",
             fix="set train_phi.autoregressive_layer in ccot.yaml",
         )
+    if chosen.taught_epochs + chosen.epochs == 0 or (chosen.schedule == "layerwise" and not chosen.epochs):
+        raise UsageError("φ is asked to train for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
     adapters = Adapters(theta)
     adapters.add(PHI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
     examples = load_examples(theta, source, selected)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        reports = _train_layers(adapters, *examples, chosen, build, f"φ at r = {ratio:f}", progress)
+        job = _Job(adapters, *examples, chosen, build, f"φ at r = {ratio:f}", progress)
+        layers, num_steps = job.train_layers() if chosen.schedule == "layerwise" else ([], job.train_jointly())
+        adapters.train_only(())
         adapters.save(PHI, build.folder)
-        result = TrainPhiResult(ratio=f"{ratio:f}", layers=[asdict(report) for report in reports])
+        result = TrainPhiResult(
+            ratio=f"{ratio:f}",
+            schedule=chosen.schedule,
+            num_steps=num_steps,
+            report=asdict(job.judge.look()),
+            layers=[asdict(report) for report in layers],
+        )
         build.summary.update(asdict(result))
     return result
 
 
-def _train_layers(
-    adapters: Adapters,
-    train: list[PhiExample],
-    validation: list[PhiExample],
-    chosen: TrainPhiConfig,
-    build: Build,
-    label: str,
-    progress: Progress,
-) -> list[LayerReport]:
-    """Train the layers that are left, with a checkpoint after each."""
-    theta, checkpoint = adapters.theta, build.scratch(CHECKPOINT_FILE)
-    reports = _resume(adapters, build.folder / LOG_FILE, checkpoint)
-    num_batches = -(-len(train) // chosen.batch_size)
-    total = (theta.num_layers - len(reports)) * chosen.epochs * num_batches
-    with progress.task(label, total=total, unit="steps") as advance:
-        for report in train_layerwise(
-            theta,
-            adapters,
-            train,
-            validation,
+@dataclass
+class _Job:
+    """The training of one ratio."""
+
+    adapters: Adapters
+    train: list[PhiExample]
+    validation: list[PhiExample]
+    chosen: TrainPhiConfig
+    build: Build
+    label: str
+    progress: Progress
+
+    @property
+    def theta(self) -> Theta:
+        return self.adapters.theta
+
+    def _queries(self, examples: list[PhiExample], name: str) -> Queries:
+        path = self.build.scratch(f"queries-{name}.bin")
+        return open_queries(self.theta, self.adapters, [each.query for each in examples], path, self.progress)
+
+    @cached_property
+    def judge(self) -> PhiJudge:
+        return PhiJudge(
+            self.theta,
+            self.adapters,
+            self.train,
+            self.validation,
+            self._queries(self.validation, "validation"),
+            layer=self.chosen.autoregressive_layer,
+            batch_size=self.chosen.batch_size,
+        )
+
+    def train_jointly(self) -> int:
+        """All layers together; a look at validation after every epoch. Returns the number of steps."""
+        chosen, checkpoint = self.chosen, self.build.scratch(CHECKPOINT_FILE)
+        training = JointTraining(
+            self.theta,
+            self.adapters,
+            self.train,
+            self._queries(self.train, "train"),
             layer=chosen.autoregressive_layer,
+            taught_epochs=chosen.taught_epochs,
             epochs=chosen.epochs,
             batch_size=chosen.batch_size,
             learning_rate=chosen.learning_rate,
+            optimiser=chosen.optimiser,
             seed=chosen.seed,
-            num_trained=len(reports),
-            on_step=lambda index, loss: advance(1, layer=f"{index}/{theta.num_layers}", loss=f"{loss:.4f}"),
-        ):
-            reports.append(report)
-            _write_log(build.folder / LOG_FILE, reports)
-            with commit(checkpoint) as part:
-                save_file({name: tensor.contiguous() for name, tensor in _tensors(adapters).items()}, part)
-    return reports
+        )
+        optimiser, log = training.optimiser, self.build.folder / LOG_FILE
+        lines: list[str] = []
+        if checkpoint.exists():
+            optimiser.resume(checkpoint)
+            kept = log.read_text().splitlines() if log.exists() else []
+            lines = [line for line in kept if json.loads(line)["step"] <= optimiser.step_count]
+            self.progress.say(f"resumed after step {optimiser.step_count:,}")
+        recent: list[float] = []
+        with self.progress.task(self.label, total=optimiser.num_steps, unit="steps") as advance:
+            advance(optimiser.step_count)
+            for loss in training.steps():
+                step = optimiser.step_count
+                recent = [*recent[-training.steps_per_epoch + 1 :], loss]
+                gold = f"{training.gold_share:.0%}"
+                advance(1, gold_inputs=gold, error=f"{loss:.3f}")
+                if step % training.steps_per_epoch == 0:
+                    report = self.judge.look()
+                    train_loss = sum(recent) / len(recent)
+                    lines.append(
+                        json.dumps(
+                            {"step": step, "gold_share": training.gold_share, "loss": train_loss, **asdict(report)}
+                        )
+                    )
+                    read = report.generated_read
+                    self.progress.say(
+                        f"epoch {step // training.steps_per_epoch}, error {train_loss:.3f};"
+                        f" validation rollouts {report.loss:.3f}, numbers read at l {read[0]:.3f}, at L {read[1]:.3f}"
+                    )
+                if step % chosen.checkpoint_steps == 0 or step % training.steps_per_epoch == 0:
+                    _write_lines(log, lines)
+                    with commit(checkpoint) as part:
+                        save_file(optimiser.state(), part)
+        return optimiser.step_count
+
+    def train_layers(self) -> tuple[list[LayerReport], int]:
+        """Train the layers that are left, with a checkpoint after each."""
+        chosen, checkpoint, log = self.chosen, self.build.scratch(CHECKPOINT_FILE), self.build.folder / LOG_FILE
+        reports = _resume(self.adapters, log, checkpoint)
+        per_layer = chosen.epochs * -(-len(self.train) // chosen.batch_size)
+        total = (self.theta.num_layers - len(reports)) * per_layer
+        with self.progress.task(self.label, total=total, unit="steps") as advance:
+            for report in train_layerwise(
+                self.theta,
+                self.adapters,
+                self.train,
+                self.validation,
+                layer=chosen.autoregressive_layer,
+                epochs=chosen.epochs,
+                batch_size=chosen.batch_size,
+                learning_rate=chosen.learning_rate,
+                optimiser=chosen.optimiser,
+                seed=chosen.seed,
+                num_trained=len(reports),
+                on_step=lambda index, loss: advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}"),
+            ):
+                reports.append(report)
+                _write_lines(log, [json.dumps(asdict(each)) for each in reports])
+                with commit(checkpoint) as part:
+                    save_file({name: each.contiguous() for name, each in _tensors(self.adapters).items()}, part)
+        return reports, self.theta.num_layers * per_layer
 
 
 def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[PhiExample], list[PhiExample]]:
@@ -110,7 +205,11 @@ def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[l
     validation: list[PhiExample] = []
     for record in sorted(read_records(selected.folder), key=lambda record: record.number):
         item = problems[record.number]
-        example = PhiExample(theta.encoder.query(item.problem.question), record.states_JID)
+        encoded = theta.encoder.problem(item.problem)
+        following = [*encoded.chain[1:], theta.encoder.answer_marker[0]]
+        start = len(encoded.query)
+        next_K = torch.tensor([following[position - start] for position in record.positions_J[1:].tolist()])
+        example = PhiExample(encoded.query, record.states_JID, next_K)
         (validation if item.is_validation else train).append(example)
     return train, validation
 
@@ -119,9 +218,9 @@ def _tensors(adapters: Adapters) -> dict[str, Any]:
     return {name: parameter.detach() for name, parameter in adapters.named_parameters() if f".{PHI}." in name}
 
 
-def _write_log(path: Path, reports: list[LayerReport]) -> None:
+def _write_lines(path: Path, lines: list[str]) -> None:
     with commit(path) as part:
-        part.write_text("".join(json.dumps(asdict(report)) + "\n" for report in reports))
+        part.write_text("".join(line + "\n" for line in lines))
 
 
 def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport]:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from functools import cached_property
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -18,11 +17,24 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.files import commit
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.end import fit_end
-from ccot_cli.models.psi_training import PsiExample, PsiTraining, Rollouts, judge_end, last_states, roll_out
+from ccot_cli.models.psi_training import (
+    Context,
+    PsiExample,
+    PsiTraining,
+    QueryContext,
+    RolloutContext,
+    Rollouts,
+    UnrolledContext,
+    judge_end,
+    last_states,
+    roll_out,
+)
+from ccot_cli.models.queries import Queries
 from ccot_cli.models.reasoner import Method, load_reasoner
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
+from ccot_cli.stages.queries import open_queries
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Artifact, Build, Workspace
 
@@ -110,10 +122,21 @@ class _Job:
     def _examples(self, problems: list[Problem]) -> list[PsiExample]:
         return [example(self.theta, problem, self.ratio) for problem in problems]
 
-    @cached_property
-    def rollouts(self) -> Rollouts:
-        """The contemplation inputs of the training problems; they stay the same while ψ learns."""
-        return self._roll_out(self.train_examples) if self.phi else []
+    def _queries(self, examples: list[PsiExample], name: str, build: Build) -> Queries:
+        path = build.scratch(f"queries-{name}.bin")
+        return open_queries(self.theta, self.adapters, [each.query for each in examples], path, self.progress)
+
+    def _context(self, queries: Queries | None) -> Context:
+        """What ψ learns to decode from."""
+        if queries is None:
+            return QueryContext(self.theta, self.adapters, self.train_examples)
+        unfreeze, rollouts = self.settings.train_psi.unfreeze, self._roll_out(self.train_examples)
+        if unfreeze == "all":
+            # z_0 is what every rollout was fed first.
+            firsts, counts = [rollout[0] for rollout in rollouts], [len(rollout) for rollout in rollouts]
+            return UnrolledContext(self.theta, self.adapters, queries, firsts, counts, self.layer)
+        above = unfreeze == "above"
+        return RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer, trains_above=above)
 
     def _roll_out(self, examples: list[PsiExample]) -> Rollouts:
         rollouts = {}
@@ -133,16 +156,16 @@ class _Job:
     def train(self, build: Build) -> TrainPsiResult:
         """ψ, then END with ψ frozen, then a look at the validation problems."""
         chosen = self.settings.train_psi
+        queries = self._queries(self.train_examples, "train", build) if self.phi else None
         training = PsiTraining(
             self.theta,
             self.adapters,
             self.train_examples,
-            self.rollouts,
-            layer=self.layer,
-            trains_above=chosen.unfreeze == "above",
+            self._context(queries),
             epochs=chosen.epochs,
             batch_size=chosen.batch_size,
             learning_rate=chosen.learning_rate,
+            optimiser=chosen.optimiser,
             seed=chosen.seed,
         )
         train_loss = self._take_steps(training, build)
@@ -150,9 +173,9 @@ class _Job:
         self.adapters.save(PSI, build.folder)
         Method(f"{self.ratio:f}", self.layer).save(build.folder)
         end = None
-        if self.phi:
+        if queries:
             self.adapters.save(PHI, build.folder)
-            end = self._train_end(build.folder)
+            end = self._train_end(build, queries)
         accuracy, mean_tokens = self._validate(build.folder)
         result = TrainPsiResult(
             ratio=f"{self.ratio:f}",
@@ -191,15 +214,19 @@ class _Job:
         last_epoch: list[float] = [json.loads(line)["loss"] for line in lines[-training.steps_per_epoch :]]
         return sum(last_epoch) / len(last_epoch)
 
-    def _train_end(self, folder: Path) -> dict[str, float]:
-        """Fit END on the training rollouts and judge it on validation's."""
+    def _train_end(self, build: Build, queries: Queries) -> dict[str, float]:
+        """Fit END on rollouts of the training problems and judge it on validation's."""
         held_out = self._examples(self.held_out)
+        held_queries = self._queries(held_out, "validation", build)
         states = [
-            last_states(self.theta, self.adapters, examples, rollouts, layer=self.layer, batch_size=self._forward_size)
-            for examples, rollouts in ((self.train_examples, self.rollouts), (held_out, self._roll_out(held_out)))
+            last_states(
+                RolloutContext(self.theta, self.adapters, kept, self._roll_out(examples), self.layer),
+                batch_size=self._forward_size,
+            )
+            for examples, kept in ((self.train_examples, queries), (held_out, held_queries))
         ]
         end = fit_end(*states[0])
-        end.save(folder)
+        end.save(build.folder)
         report = judge_end(end, *states[1])
         return {**asdict(report), "accuracy": report.accuracy}
 

@@ -3,10 +3,12 @@
 Positions count from 0 and come in reading order.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 
 import torch
+from torch import Tensor
 
 Select = Callable[[int, int, torch.Generator], list[int]]
 """(number of chain tokens m, number kept k, randomness) -> k positions."""
@@ -46,4 +48,30 @@ def at_random(num_chain: int, num_tokens: int, generator: torch.Generator) -> li
     return sorted(drawn.tolist())
 
 
-SELECTORS: dict[str, Select] = {"even": even, "last": last, "random": at_random}
+POSITIONAL: dict[str, Select] = {"even": even, "last": last, "random": at_random}
+"""Selectors that look at positions alone."""
+
+
+def best_of_each(scores: Tensor, segments: list[int], num_tokens: int) -> list[int]:
+    """The best token of every segment, then every segment's second best, and so on until there are k.
+
+    Where a round has more segments than tokens are left, those nearer the answer come first: what they leave out can
+    still be read from the query. Ties go to the later token.
+
+    Args:
+        scores: One number for each of the m chain tokens.
+        segments: Which segment (a line of the chain: one reasoning step) each token belongs to, not decreasing.
+        num_tokens: k.
+    """
+    order = sorted(range(len(segments)), key=lambda position: (float(scores[position]), position), reverse=True)
+    seen: Counter[int] = Counter()
+    places: list[tuple[int, int, int]] = []
+    for position in order:
+        places.append((seen[segments[position]], -segments[position], position))
+        seen[segments[position]] += 1
+    return sorted(position for _, _, position in sorted(places)[:num_tokens])
+
+
+def overlap(positions: list[int], others: list[int]) -> float:
+    """Share of the positions that are among the others."""
+    return len({*positions} & {*others}) / len(positions)

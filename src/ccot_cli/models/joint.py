@@ -1,0 +1,147 @@
+"""Train all layers of φ together, in the end on its own rollouts (ours; the loss is the paper's LOSS_φ).
+
+Layer by layer, a lower layer that fell short can never be mended by those above it, and inputs that were always gold
+leave φ helpless before its own errors. Here every layer learns at once: first from gold inputs, which is one parallel
+pass, then from rollouts in which fewer and fewer inputs are gold (scheduled sampling; Bengio et al., 2015), and last
+from what φ itself has generated alone, with gradients through the whole rollout. All at once its own inputs would
+drown what it has learned: behind a wrong state the best answer is the mean. The loss compares indices l..L only, so
+what is below l may compute as it likes.
+
+Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I all indices 0..L, D width.
+"""
+
+import random
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ccot_cli.config import OptimiserName
+from ccot_cli.data.batches import bucketed
+from ccot_cli.models.adapters import PHI, Adapters
+from ccot_cli.models.layerwise import PhiExample
+from ccot_cli.models.optimise import Optimiser
+from ccot_cli.models.phi import feed_back
+from ccot_cli.models.queries import Queries
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.losses import scaled_errors
+
+
+@dataclass(frozen=True)
+class Generated:
+    """φ's states of a batch beside the gold ones."""
+
+    states_BIKD: Tensor
+    """At indices l..L: L - l + 1 of them."""
+    gold_BIKD: Tensor
+    mask_BK: Tensor
+    """True at tokens that exist."""
+
+    def errors(self) -> Tensor:
+        """Scaled squared error of every token at every index, 0 where no token is: B, I, K."""
+        return scaled_errors(self.states_BIKD, self.gold_BIKD) * self.mask_BK[:, None]
+
+    def loss(self) -> Tensor:
+        """Averaged over an example's tokens, then over indices and the batch."""
+        return (self.errors().sum(dim=2) / self.mask_BK.sum(dim=1)[:, None]).mean()
+
+
+def generate(
+    theta: Theta,
+    adapters: Adapters,
+    examples: Rows[PhiExample],
+    queries: Queries,
+    numbers: Rows[int],
+    *,
+    layer: int,
+    gold_share: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Generated:
+    """φ's states for some examples, from gold inputs or by its own rollout.
+
+    Args:
+        queries: Those of the examples.
+        numbers: Which examples.
+        gold_share: How many inputs are gold states, drawn token by token; at 1 all tokens are run in one pass.
+        generator: Draws them.
+    """
+    adapters.use(PHI)
+    gold = [examples[number].gold_JID for number in numbers]
+    gold_BJID = pad_sequence(gold, batch_first=True).to(theta.device, torch.float32)
+    counts_B = torch.tensor([len(rows) - 1 for rows in gold], device=theta.device)
+    mask_BK = torch.arange(gold_BJID.shape[1] - 1, device=theta.device)[None] < counts_B[:, None]
+    fed_BJD = gold_BJID[:, :, layer].to(theta.dtype)
+    sequence = queries.sequence(numbers)
+    if gold_share == 1:
+        sequence.extend(mask_BK)
+        lower_BKD = theta.blocks.run(theta.blocks.enter(fed_BJD[:, :-1], sequence), 0, layer, sequence)
+    else:
+        is_gold_BK = (torch.rand(mask_BK.shape, generator=generator) < gold_share).to(theta.device)
+
+        def instead(column: int, state_BD: Tensor) -> Tensor:
+            return torch.where(is_gold_BK[:, column, None], fed_BJD[:, column + 1], state_BD)
+
+        _, lower_BKD = feed_back(
+            theta, sequence, fed_BJD[:, 0], mask_BK, layer=layer, instead=instead if gold_share else None
+        )
+    states = theta.blocks.run_each(lower_BKD, layer, theta.num_layers, sequence)
+    return Generated(torch.stack(states, dim=1), gold_BJID[:, 1:, layer:].transpose(1, 2), mask_BK)
+
+
+WEANED_AT = 0.7
+"""Share of the rollout epochs after which no input is gold any more."""
+
+
+class JointTraining:
+    """Steps over the data set: `taught_epochs` from gold inputs, then `epochs` of rollouts."""
+
+    def __init__(
+        self,
+        theta: Theta,
+        adapters: Adapters,
+        examples: Rows[PhiExample],
+        queries: Queries,
+        *,
+        layer: int,
+        taught_epochs: int,
+        epochs: int,
+        batch_size: int,
+        learning_rate: float,
+        optimiser: OptimiserName,
+        seed: int,
+    ) -> None:
+        self.theta, self.adapters, self.examples, self.queries = theta, adapters, examples, queries
+        self.layer, self.batch_size, self.seed = layer, batch_size, seed
+        names = adapters.names(PHI)
+        adapters.train_only(names)
+        parameters = {name: parameter for name, parameter in adapters.named_parameters() if name in set(names)}
+        self.steps_per_epoch = -(-len(examples) // batch_size)
+        self.taught_steps = taught_epochs * self.steps_per_epoch
+        num_steps = self.taught_steps + epochs * self.steps_per_epoch
+        self.optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=num_steps, kind=optimiser)
+
+    def steps(self) -> Iterator[float]:
+        """Train from wherever the optimiser stands to the end, yielding each step's loss."""
+        lengths = [len(example.query) + len(example.gold_JID) for example in self.examples]
+        while self.optimiser.step_count < self.optimiser.num_steps:
+            epoch, done = divmod(self.optimiser.step_count, self.steps_per_epoch)
+            shuffler = random.Random(f"{self.seed}/{epoch}")
+            for batch in bucketed(lengths, batch_size=self.batch_size, shuffler=shuffler)[done:]:
+                yield self.optimiser.step(self.loss(batch))
+
+    @property
+    def gold_share(self) -> float:
+        """1 while taught, then falling evenly to 0."""
+        step, taught = self.optimiser.step_count, self.taught_steps
+        if step < taught:
+            return 1.0
+        return max(0.0, 1 - (step - taught + 1) / (WEANED_AT * (self.optimiser.num_steps - taught)))
+
+    def loss(self, numbers: Rows[int]) -> Tensor:
+        """The scaled error over indices l..L."""
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.optimiser.step_count)
+        arguments = (self.theta, self.adapters, self.examples, self.queries, numbers)
+        return generate(*arguments, layer=self.layer, gold_share=self.gold_share, generator=generator).loss()

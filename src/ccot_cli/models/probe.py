@@ -1,0 +1,134 @@
+"""What can be read from contemplation tokens: the loss alone does not tell whether they carry anything.
+
+A linear probe is fitted on gold states to name the number that the chain writes next, and then read on the states that
+φ generates in their place. Where it reads the gold ones and not the generated ones, φ's tokens look right and are
+empty.
+
+Dimensions: B batch, I indices l..L, K contemplation tokens, M tokens of all examples, D width, C classes.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ccot_cli.models.adapters import Adapters
+from ccot_cli.models.joint import generate
+from ccot_cli.models.layerwise import PhiExample
+from ccot_cli.models.queries import Queries
+from ccot_cli.models.theta import Theta
+
+PENALTY = 10.0
+MOST_EXAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A linear classifier of states."""
+
+    weights_DC: Tensor
+    classes_C: Tensor
+
+    def is_right(self, states_MD: Tensor, labels_M: Tensor) -> Tensor:
+        """Whether each state's best class is its label: M."""
+        scores_MC = _with_bias(states_MD) @ self.weights_DC
+        return self.classes_C[scores_MC.argmax(dim=1)] == labels_M
+
+
+def fit_probe(states_MD: Tensor, labels_M: Tensor) -> Probe:
+    """Ridge regression onto one-hot labels."""
+    classes_C, place_M = torch.unique(labels_M, return_inverse=True)
+    design_MD = _with_bias(states_MD)
+    gram_DD = design_MD.T @ design_MD + PENALTY * torch.eye(design_MD.shape[1])
+    return Probe(torch.linalg.solve(gram_DD, design_MD.T @ F.one_hot(place_M).float()), classes_C)
+
+
+def _with_bias(states_MD: Tensor) -> Tensor:
+    return F.pad(states_MD.float(), (0, 1), value=1.0)
+
+
+@dataclass(frozen=True)
+class PhiReport:
+    """φ's rollouts on validation problems."""
+
+    losses: list[float]
+    """Scaled error at each index l..L."""
+    position_errors: list[float]
+    """Scaled error of the first, second, ... token, over indices l..L."""
+    gold_read: list[float]
+    """Share of gold states at l and at L from which the probe reads the next number."""
+    generated_read: list[float]
+    """The same of generated states."""
+    norms: list[float]
+    """Mean norm of an embedding, of gold states at l and at L, of generated ones at l and at L."""
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses) / len(self.losses)
+
+
+class PhiJudge:
+    """Looks at φ's rollouts on validation; the probes are fitted once, on training problems' gold states."""
+
+    def __init__(
+        self,
+        theta: Theta,
+        adapters: Adapters,
+        train: Rows[PhiExample],
+        validation: Rows[PhiExample],
+        queries: Queries,
+        *,
+        layer: int,
+        batch_size: int,
+    ) -> None:
+        self.theta, self.adapters, self.validation, self.queries = theta, adapters, validation, queries
+        self.layer, self.batch_size = layer, batch_size
+        vocabulary = theta.encoder.tokenizer.get_vocab()
+        names = theta.encoder.tokenizer.convert_ids_to_tokens(list(range(len(vocabulary))))
+        self._is_number = torch.tensor([any(map(str.isdigit, name or "")) for name in names])
+        self._probes = [self._fit(train[:MOST_EXAMPLES], index) for index in (layer, theta.num_layers)]
+
+    def _fit(self, examples: Rows[PhiExample], index: int) -> Probe | None:
+        labels_M = torch.cat([example.next_K for example in examples])
+        chosen_M = self._is_number[labels_M]
+        if not bool(chosen_M.any()):
+            return None
+        states_MD = torch.cat([example.gold_JID[1:, index] for example in examples])
+        return fit_probe(states_MD[chosen_M], labels_M[chosen_M])
+
+    @torch.no_grad()
+    def look(self) -> PhiReport:
+        """Roll out every validation problem and compare."""
+        errors_IM, place_M, labels_M, gold_IMD, made_IMD = [], [], [], [], []
+        for start in range(0, len(self.validation), self.batch_size):
+            numbers = range(start, min(start + self.batch_size, len(self.validation)))
+            made = generate(self.theta, self.adapters, self.validation, self.queries, numbers, layer=self.layer)
+            mask_BK = made.mask_BK
+            errors_IM.append(made.errors().transpose(0, 1)[:, mask_BK].cpu())
+            place_M.append(torch.arange(mask_BK.shape[1]).expand(mask_BK.shape)[mask_BK.cpu()])
+            labels_M += [self.validation[number].next_K for number in numbers]
+            gold_IMD.append(made.gold_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].cpu())
+            made_IMD.append(made.states_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].float().cpu())
+        error_IM, where_M, label_M = torch.cat(errors_IM, dim=1), torch.cat(place_M), torch.cat(labels_M)
+        gold, generated = torch.cat(gold_IMD, dim=1), torch.cat(made_IMD, dim=1)
+        embedding = self.theta.blocks.embedding.weight
+        assert isinstance(embedding, Tensor)
+        both = (gold[0], gold[1], generated[0], generated[1])
+        return PhiReport(
+            losses=error_IM.mean(dim=1).tolist(),
+            position_errors=[
+                float(error_IM[:, where_M == position].mean()) for position in range(int(where_M.max()) + 1)
+            ],
+            gold_read=self._read(gold, label_M),
+            generated_read=self._read(generated, label_M),
+            norms=[float(each.float().norm(dim=-1).mean()) for each in (embedding.detach(), *both)],
+        )
+
+    def _read(self, states_IMD: Tensor, labels_M: Tensor) -> list[float]:
+        chosen_M = self._is_number[labels_M]
+        return [
+            float(probe.is_right(states_MD[chosen_M], labels_M[chosen_M]).float().mean()) if probe else 0.0
+            for probe, states_MD in zip(self._probes, states_IMD, strict=True)
+        ]
