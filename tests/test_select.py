@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccot_cli.tensors.select import SELECTORS, even, max_contemplation, num_kept
+from ccot_cli.tensors.select import POSITIONAL, best_of_each, even, max_contemplation, num_kept, overlap
 
 RATIOS = st.decimals(min_value=Decimal("0.01"), max_value=1, places=3).filter(lambda ratio: ratio > 0)
 LENGTHS = st.integers(min_value=1, max_value=400)
@@ -35,22 +35,22 @@ def test_the_cap_is_200_times_the_ratio() -> None:
     assert max_contemplation(Decimal("0.1"), 200) == 20
 
 
-@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("name", POSITIONAL)
 @given(num_chain=LENGTHS, ratio=RATIOS)
 def test_every_selector_returns_k_different_positions_in_reading_order(
     name: str, num_chain: int, ratio: Decimal
 ) -> None:
     k = num_kept(ratio, num_chain)
-    positions = SELECTORS[name](num_chain, k, torch.Generator().manual_seed(0))
+    positions = POSITIONAL[name](num_chain, k, torch.Generator().manual_seed(0))
     assert len(positions) == k
     assert positions == sorted(set(positions))
     assert positions[0] >= 0
     assert positions[-1] < num_chain
 
 
-@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("name", POSITIONAL)
 def test_ratio_one_keeps_every_token(name: str) -> None:
-    assert SELECTORS[name](9, 9, torch.Generator().manual_seed(0)) == list(range(9))
+    assert POSITIONAL[name](9, 9, torch.Generator().manual_seed(0)) == list(range(9))
 
 
 @given(num_chain=LENGTHS, ratio=RATIOS)
@@ -63,7 +63,31 @@ def test_even_spacing_keeps_the_last_token_and_gaps_that_differ_by_one_at_most(n
 
 def test_random_positions_depend_on_the_seed_alone() -> None:
     def draw(seed: int) -> list[int]:
-        return SELECTORS["random"](100, 10, torch.Generator().manual_seed(seed))
+        return POSITIONAL["random"](100, 10, torch.Generator().manual_seed(seed))
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
+
+
+def test_every_segment_gives_its_best_before_any_gives_its_second() -> None:
+    scores = torch.tensor([1.0, 9.0, 2.0, 8.0, 7.0, 6.0, 3.0, 3.0, 0.0])
+    segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert best_of_each(scores, segments, 3) == [1, 3, 7]
+    assert best_of_each(scores, segments, 2) == [3, 7]
+    assert best_of_each(scores, segments, 4) == [1, 3, 6, 7]
+    assert best_of_each(scores, segments, 9) == list(range(9))
+
+
+@given(num_chain=LENGTHS, ratio=RATIOS, seed=st.integers(0, 99))
+def test_selection_by_score_returns_k_different_positions_in_reading_order(
+    num_chain: int, ratio: Decimal, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores, breaks = torch.rand(num_chain, generator=generator), torch.rand(num_chain, generator=generator) < 0.1
+    positions = best_of_each(scores, breaks.cumsum(0).tolist(), num_kept(ratio, num_chain))
+    assert positions == sorted(set(positions))
+    assert len(positions) == num_kept(ratio, num_chain)
+
+
+def test_overlap_is_the_share_of_the_positions_that_both_keep() -> None:
+    assert overlap([1, 2, 3, 4], [2, 4, 5]) == 0.5

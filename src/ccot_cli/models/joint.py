@@ -68,13 +68,13 @@ def generate(
         gold_share: How many inputs are gold states, drawn token by token; at 1 all tokens are run in one pass.
         generator: Draws them.
     """
-    adapters.use(PHI)
     gold = [examples[number].gold_JID for number in numbers]
     gold_BJID = pad_sequence(gold, batch_first=True).to(theta.device, torch.float32)
     counts_B = torch.tensor([len(rows) - 1 for rows in gold], device=theta.device)
     mask_BK = torch.arange(gold_BJID.shape[1] - 1, device=theta.device)[None] < counts_B[:, None]
     fed_BJD = gold_BJID[:, :, layer].to(theta.dtype)
     sequence = queries.sequence(numbers)
+    adapters.use(PHI)
     if gold_share == 1:
         sequence.extend(mask_BK)
         lower_BKD = theta.blocks.run(theta.blocks.enter(fed_BJD[:, :-1], sequence), 0, layer, sequence)
