@@ -9,6 +9,7 @@ import typer
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_table
 from ccot_cli.cli.options import (
     HOW,
+    WHAT,
     WHERE,
     DataOption,
     DeviceOption,
@@ -25,6 +26,14 @@ from ccot_cli.workspace import Workspace
 def evaluate(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
+    controls: Annotated[
+        bool,
+        typer.Option(
+            "--controls",
+            help="Also with contemplation tokens zeroed, shuffled, replaced by noise, or from an untrained φ.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
     data: DataOption = None,
     limit: LimitOption = None,
     batch_size: Annotated[
@@ -41,6 +50,7 @@ def evaluate(
     """Measure accuracy and seconds per question of every trained ratio, against the explicit chain.
 
     ccot eval --limit 500
+    ccot eval --ratio 0.1 --controls
     ccot eval --format json | jq '.rows[] | [.method, .ratio, .accuracy]'
     """
     changes = {
@@ -56,7 +66,13 @@ def evaluate(
     from ccot_cli.stages.evaluate import run
 
     result = run(
-        found, settings, ratios=ratio or (), overrides=tuple(given), saves=save, progress=TerminalProgress()
+        found,
+        settings,
+        ratios=ratio or (),
+        has_controls=controls,
+        overrides=tuple(given),
+        saves=save,
+        progress=TerminalProgress(),
     ).to_json()
     if format == "json":
         print_json(result)

@@ -96,7 +96,8 @@ class Adapters:
     def save(self, name: str, folder: Path) -> None:
         """Write `folder/name/` so that plain PEFT can load it."""
         self.peft.save_pretrained(str(folder), selected_adapters=[name])
-        (folder / name / "README.md").unlink(missing_ok=True)
+        for place in (folder, folder / name):
+            (place / "README.md").unlink(missing_ok=True)
 
     @property
     def peft(self) -> PeftModel:

@@ -127,6 +127,19 @@ class Blocks:
             states.append(output[0] if isinstance(output, tuple) else output)
         return states
 
+    def place(self, states_BITD: Tensor, sequence: Sequence) -> None:
+        """Fill the cache of the newest T columns as if their states had been these at every index 0..L-1.
+
+        The weights in use make the keys and values.
+
+        Args:
+            states_BITD: Second dimension: hidden-state indices from 0; what lies behind L-1 is not read.
+            sequence: Already extended by these columns.
+        """
+        for index in range(self.num_layers):
+            # What a layer leaves in the cache is wanted, not what it computes.
+            self.run(states_BITD[:, index], index, index + 1, sequence)
+
     def run_ids(self, ids_BT: Tensor, mask_BT: Tensor, sequence: Sequence, *, last: int | None = None) -> Tensor:
         """Append tokens and take them to index `last`, L by default."""
         sequence.extend(mask_BT)

@@ -19,6 +19,7 @@ from ccot_cli.data.answers import read_answer, read_last_number
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
 from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.controls import Control, Replacement
 from ccot_cli.models.end import End
 from ccot_cli.models.phi import contemplate, encode_query
 from ccot_cli.models.psi import decode
@@ -113,6 +114,8 @@ class CcotReasoner:
     method: Method
     end: End | None
     decoding: DecodingConfig
+    control: Control | None = None
+    """What stands in the contemplation tokens' place."""
 
     @property
     def ratio(self) -> Decimal:
@@ -120,7 +123,9 @@ class CcotReasoner:
 
     @property
     def name(self) -> str:
-        return "ccot" if self.ratio else "direct"
+        if not self.ratio:
+            return "direct"
+        return f"ccot, {self.control}" if self.control else "ccot"
 
     @torch.no_grad()
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
@@ -143,6 +148,8 @@ class CcotReasoner:
                 is_end=self.end,
             )
             counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
+            if self.control:
+                sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
         contemplation = clock.lap()
         marker = self.theta.encoder.answer_marker
         limit = self.decoding.max_answer_tokens

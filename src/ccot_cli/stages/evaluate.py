@@ -4,7 +4,7 @@ import json
 import platform
 import statistics
 from collections.abc import Sequence as Rows
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import sqrt
@@ -17,7 +17,8 @@ from ccot_cli.config import Settings, ratio_name, stage_config
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.files import commit, write_json
-from ccot_cli.models.reasoner import Reasoner, Reply, Seconds
+from ccot_cli.models.controls import CONTROLS
+from ccot_cli.models.reasoner import CcotReasoner, Reasoner, Reply, Seconds
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_psi
 from ccot_cli.stages.methods import Methods, find_methods
@@ -90,6 +91,7 @@ def run(
     settings: Settings,
     *,
     ratios: Rows[Decimal] = (),
+    has_controls: bool = False,
     overrides: Rows[str] = (),
     saves: bool = True,
     progress: Progress,
@@ -98,6 +100,7 @@ def run(
 
     Args:
         workspace: None evaluates the embedded default; nothing is saved then.
+        has_controls: Whether contemplation tokens are replaced too, to see what they carry.
 
     Raises:
         MissingError: for a ratio that was not trained.
@@ -108,10 +111,10 @@ def run(
     problems.sort(key=lambda problem: len(problem.question))
     rows, predictions = [], []
     for ratio in ratios or methods.ratios:
-        reasoner = methods.load(ratio)
-        replies, seconds = _reply_to_all(reasoner, problems, settings.eval.batch_size, progress)
-        rows.append(_row(reasoner, problems, replies, seconds))
-        predictions += [_prediction(reasoner, *pair) for pair in zip(problems, replies, strict=True)]
+        for reasoner in _with_controls(methods.load(ratio)) if has_controls else [methods.load(ratio)]:
+            replies, seconds = _reply_to_all(reasoner, problems, settings.eval.batch_size, progress)
+            rows.append(_row(reasoner, problems, replies, seconds))
+            predictions += [_prediction(reasoner, *pair) for pair in zip(problems, replies, strict=True)]
     result = EvalResult(
         rows=rows,
         model=methods.theta.name,
@@ -124,6 +127,12 @@ def run(
     if workspace is None or not saves:
         return result
     return _save(workspace, settings, result, predictions, overrides)
+
+
+def _with_controls(reasoner: Reasoner) -> list[Reasoner]:
+    if not isinstance(reasoner, CcotReasoner) or not reasoner.ratio:
+        return [reasoner]
+    return [reasoner, *(replace(reasoner, control=control) for control in CONTROLS)]
 
 
 def _device(methods: Methods) -> str:

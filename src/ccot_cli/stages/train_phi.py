@@ -24,11 +24,10 @@ from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
 from ccot_cli.stages.queries import open_queries
+from ccot_cli.stages.training import CHECKPOINT_FILE, LOG_FILE, take_steps, write_lines
 from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-phi"
-LOG_FILE = "log.jsonl"
-CHECKPOINT_FILE = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class _Job:
 
     def train_jointly(self) -> int:
         """All layers together; a look at validation after every epoch. Returns the number of steps."""
-        chosen, checkpoint = self.chosen, self.build.scratch(CHECKPOINT_FILE)
+        chosen = self.chosen
         training = JointTraining(
             self.theta,
             self.adapters,
@@ -136,39 +135,26 @@ class _Job:
             optimiser=chosen.optimiser,
             seed=chosen.seed,
         )
-        optimiser, log = training.optimiser, self.build.folder / LOG_FILE
-        lines: list[str] = []
-        if checkpoint.exists():
-            optimiser.resume(checkpoint)
-            kept = log.read_text().splitlines() if log.exists() else []
-            lines = [line for line in kept if json.loads(line)["step"] <= optimiser.step_count]
-            self.progress.say(f"resumed after step {optimiser.step_count:,}")
-        recent: list[float] = []
-        with self.progress.task(self.label, total=optimiser.num_steps, unit="steps") as advance:
-            advance(optimiser.step_count)
-            for loss in training.steps():
-                step = optimiser.step_count
-                recent = [*recent[-training.steps_per_epoch + 1 :], loss]
-                gold = f"{training.gold_share:.0%}"
-                advance(1, gold_inputs=gold, error=f"{loss:.3f}")
-                if step % training.steps_per_epoch == 0:
-                    report = self.judge.look()
-                    train_loss = sum(recent) / len(recent)
-                    lines.append(
-                        json.dumps(
-                            {"step": step, "gold_share": training.gold_share, "loss": train_loss, **asdict(report)}
-                        )
-                    )
-                    read = report.generated_read
-                    self.progress.say(
-                        f"epoch {step // training.steps_per_epoch}, error {train_loss:.3f};"
-                        f" validation rollouts {report.loss:.3f}, numbers read at l {read[0]:.3f}, at L {read[1]:.3f}"
-                    )
-                if step % chosen.checkpoint_steps == 0 or step % training.steps_per_epoch == 0:
-                    _write_lines(log, lines)
-                    with commit(checkpoint) as part:
-                        save_file(optimiser.state(), part)
-        return optimiser.step_count
+
+        def on_epoch(train_loss: float) -> dict[str, Any]:
+            report, share = self.judge.look(), training.gold_share
+            read = report.generated_read
+            self.progress.say(
+                f"epoch {training.optimiser.step_count // training.steps_per_epoch}: error {train_loss:.3f};"
+                f" validation rollouts {report.loss:.3f}, numbers read at l {read[0]:.3f}, at L {read[1]:.3f}"
+            )
+            return {"gold_share": share, **asdict(report)}
+
+        take_steps(
+            training,
+            self.build,
+            label=self.label,
+            checkpoint_steps=chosen.checkpoint_steps,
+            progress=self.progress,
+            figures=lambda loss: {"gold_inputs": f"{training.gold_share:.0%}", "error": f"{loss:.3f}"},
+            on_epoch=on_epoch,
+        )
+        return training.optimiser.num_steps
 
     def train_layers(self) -> tuple[list[LayerReport], int]:
         """Train the layers that are left, with a checkpoint after each."""
@@ -192,7 +178,7 @@ class _Job:
                 on_step=lambda index, loss: advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}"),
             ):
                 reports.append(report)
-                _write_lines(log, [json.dumps(asdict(each)) for each in reports])
+                write_lines(log, [asdict(each) for each in reports])
                 with commit(checkpoint) as part:
                     save_file({name: each.contiguous() for name, each in _tensors(self.adapters).items()}, part)
         return reports, self.theta.num_layers * per_layer
@@ -216,11 +202,6 @@ def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[l
 
 def _tensors(adapters: Adapters) -> dict[str, Any]:
     return {name: parameter.detach() for name, parameter in adapters.named_parameters() if f".{PHI}." in name}
-
-
-def _write_lines(path: Path, lines: list[str]) -> None:
-    with commit(path) as part:
-        part.write_text("".join(line + "\n" for line in lines))
 
 
 def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport]:

@@ -3,18 +3,14 @@
 At r = 0 there is no φ and ψ learns to answer at once; at r = 1 ψ learns to write the explicit chain.
 """
 
-import json
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from ccot_cli.config import Settings, ratio_name, stage_config
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
-from ccot_cli.files import commit
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.end import fit_end
 from ccot_cli.models.psi_training import (
@@ -35,12 +31,11 @@ from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.stages.queries import open_queries
+from ccot_cli.stages.training import take_steps
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-psi"
-LOG_FILE = "log.jsonl"
-CHECKPOINT_FILE = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,13 @@ class _Job:
             optimiser=chosen.optimiser,
             seed=chosen.seed,
         )
-        train_loss = self._take_steps(training, build)
+        train_loss = take_steps(
+            training,
+            build,
+            label=f"ψ at r = {self.ratio:f}",
+            checkpoint_steps=chosen.checkpoint_steps,
+            progress=self.progress,
+        )
         self.adapters.train_only(())
         self.adapters.save(PSI, build.folder)
         Method(f"{self.ratio:f}", self.layer).save(build.folder)
@@ -177,7 +178,7 @@ class _Job:
             self.adapters.save(PHI, build.folder)
             end = self._train_end(build, queries)
         accuracy, mean_tokens = self._validate(build.folder)
-        result = TrainPsiResult(
+        return TrainPsiResult(
             ratio=f"{self.ratio:f}",
             num_steps=training.optimiser.step_count,
             train_loss=train_loss,
@@ -187,32 +188,6 @@ class _Job:
             target_tokens=sum(each.num_tokens for each in self._examples(self.held_out)) / len(self.held_out),
             end=end,
         )
-        log = build.folder / LOG_FILE
-        _write_lines(log, [*log.read_text().splitlines(), json.dumps(asdict(result))])
-        return result
-
-    def _take_steps(self, training: PsiTraining, build: Build) -> float:
-        """All steps that are left; returns the mean loss of the last epoch."""
-        checkpoint, log = build.scratch(CHECKPOINT_FILE), build.folder / LOG_FILE
-        lines: list[str] = []
-        optimiser = training.optimiser
-        if checkpoint.exists():
-            optimiser.resume(checkpoint)
-            lines = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= optimiser.step_count]
-            self.progress.say(f"resumed after step {optimiser.step_count:,}")
-        with self.progress.task(f"ψ at r = {self.ratio:f}", total=optimiser.num_steps, unit="steps") as advance:
-            advance(optimiser.step_count)
-            for loss in training.steps():
-                step = optimiser.step_count
-                advance(1, loss=f"{loss:.4f}")
-                lines.append(json.dumps({"step": step, "loss": loss}))
-                if step % self.settings.train_psi.checkpoint_steps == 0:
-                    _write_lines(log, lines)
-                    with commit(checkpoint) as part:
-                        save_file(optimiser.state(), part)
-        _write_lines(log, lines)
-        last_epoch: list[float] = [json.loads(line)["loss"] for line in lines[-training.steps_per_epoch :]]
-        return sum(last_epoch) / len(last_epoch)
 
     def _train_end(self, build: Build, queries: Queries) -> dict[str, float]:
         """Fit END on rollouts of the training problems and judge it on validation's."""
@@ -244,8 +219,3 @@ class _Job:
                     num_tokens += reply.num_contemplation
                     advance()
         return num_correct / len(self.held_out), num_tokens / len(self.held_out)
-
-
-def _write_lines(path: Path, lines: list[str]) -> None:
-    with commit(path) as part:
-        part.write_text("".join(line + "\n" for line in lines))
