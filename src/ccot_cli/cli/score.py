@@ -7,6 +7,7 @@ import typer
 
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line
 from ccot_cli.cli.options import (
+    HOW,
     WHAT,
     DeviceOption,
     FormatOption,
@@ -23,6 +24,14 @@ def score(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
     selector: Annotated[Selector | None, typer.Option(help="How tokens are chosen.", rich_help_panel=WHAT)] = None,
+    gold_ceiling: Annotated[
+        bool,
+        typer.Option(
+            "--gold-ceiling",
+            help="Also train a decoder on the selected states and print its accuracy: the most φ could reach.",
+            rich_help_panel=HOW,
+        ),
+    ] = False,
     seed: SeedOption = None,
     device: DeviceOption = None,
     format: FormatOption = "text",
@@ -30,7 +39,7 @@ def score(
     """Choose which tokens of each chain the contemplation tokens shall imitate.
 
     ccot score --ratio 0.05 --ratio 0.1
-    ccot score --selector random --seed 1
+    ccot score --selector even --gold-ceiling
     """
     changes = {"score.selector": selector, "score.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)
@@ -38,7 +47,7 @@ def score(
     from ccot_cli.stages.score import run
 
     progress = TerminalProgress()
-    results = []
+    results, ceilings = [], []
     for each in ratios:
         result = run(found, settings, each, overrides=overrides, progress=progress)
         results.append(result)
@@ -50,8 +59,19 @@ def score(
             )
         if result.was_ready:
             progress.say("ready already; nothing to do")
+        if gold_ceiling:
+            from ccot_cli.stages.ceiling import gold_ceiling as measure
+
+            ceilings.append(measure(found, settings, each, progress=progress))
+            share = ceilings[-1].share
+            if format == "text":
+                print_line(
+                    f"  gold ceiling {share.accuracy:.3f} ({share.low:.3f} to {share.high:.3f}) on {share.n:,}"
+                    f" validation problems after {ceilings[-1].num_steps:,} steps"
+                )
     if format == "json":
-        print_json([asdict(result) for result in results])
+        measured = [asdict(ceiling) for ceiling in ceilings] if gold_ceiling else [None for _ in results]
+        print_json([{**asdict(result), "gold_ceiling": each} for result, each in zip(results, measured, strict=True)])
     else:
         for example in results[-1].examples:
             print_line(f"example at r = {results[-1].ratio}:")
