@@ -201,7 +201,7 @@ def test_layers_that_an_earlier_run_trained_are_passed_through(make_theta: MakeT
 
 
 def slow_joint_loss(
-    theta: Theta, adapters: Adapters, examples: list[PhiExample], is_gold: Callable[[int, int], bool]
+    theta: Theta, adapters: Adapters, examples: list[PhiExample], is_gold: Callable[[int, int], bool], *, through: bool
 ) -> torch.Tensor:
     """One example at a time, the whole rollout run anew for every token, every layer token by token."""
     losses = []
@@ -214,14 +214,15 @@ def slow_joint_loss(
             entered = theta.blocks.enter(torch.stack(inputs)[None], sequence)
             states = torch.stack(theta.blocks.run_each(entered, 0, theta.num_layers, sequence))
             is_next_gold = is_gold(number, column)
-            inputs.append(example.gold_JID[column + 1, LAYER].float() if is_next_gold else states[LAYER, 0, -1])
+            own = states[LAYER, 0, -1] if through else states[LAYER, 0, -1].detach()
+            inputs.append(example.gold_JID[column + 1, LAYER].float() if is_next_gold else own)
         gold = example.gold_JID[1:].transpose(0, 1)[LAYER:]
         losses.append(scaled_errors(states[LAYER:, 0], gold).mean())
     return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize("share", [1.0, 0.0, 0.5])
-def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, share: float) -> None:
+@pytest.mark.parametrize(("share", "through"), [(1.0, False), (0.0, True), (0.0, False), (0.5, True), (0.5, False)])
+def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, share: float, through: bool) -> None:
     examples = phi_examples(theta, 5)
     adapters = shaken(theta, PHI)
     names = adapters.names(PHI)
@@ -229,10 +230,20 @@ def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, sh
     parameters = [dict(adapters.named_parameters())[name] for name in names]
     queries = fresh_queries(theta, adapters, examples)
     made = generate_states(
-        theta, adapters, examples, queries, range(5), layer=LAYER, gold_share=share, generator=seeded(4)
+        theta,
+        adapters,
+        examples,
+        queries,
+        range(5),
+        layer=LAYER,
+        gold_share=share,
+        generator=seeded(4),
+        through_rollout=through,
     )
     drawn = torch.rand(made.mask_BK.shape, generator=seeded(4)) < share
-    slow = slow_joint_loss(theta, adapters, examples, lambda number, column: bool(drawn[number, column]))
+    slow = slow_joint_loss(
+        theta, adapters, examples, lambda number, column: bool(drawn[number, column]), through=through
+    )
     torch.testing.assert_close(made.loss(), slow, atol=1e-5, rtol=1e-4)
     ours = torch.autograd.grad(made.loss(), parameters, allow_unused=True)
     theirs = torch.autograd.grad(slow, parameters, allow_unused=True)
@@ -254,6 +265,7 @@ def joint_training(theta: Theta, adapters: Adapters, examples: list[PhiExample],
         "batch_size": 4,
         "learning_rate": 2e-2,
         "optimiser": "muon",
+        "through_rollout": False,
         "seed": 3,
         **changes,
     }
@@ -270,7 +282,7 @@ def test_gold_inputs_give_way_to_own_ones(llama: Theta) -> None:
     assert shares[2] == 1.0
     assert all(before >= after for before, after in pairwise(shares))
     assert 0 < shares[5] < 1
-    assert shares[9:] == [0.0] * 3
+    assert shares[8:] == [0.0] * 4
 
 
 def test_joint_training_lowers_the_error_of_rollouts(llama: Theta) -> None:

@@ -141,19 +141,21 @@ class TrainPhiConfig(Section):
     """All layers together and on own rollouts, or one layer after another as in the paper."""
     autoregressive_layer: int = Field(default=6, ge=1)
     """Hidden-state index fed back as the next input [l]."""
-    lora_rank: int = Field(default=64, ge=1)
+    lora_rank: int = Field(default=128, ge=1)
     """Rank of the adapter."""
-    lora_alpha: int = Field(default=64, ge=1)
+    lora_alpha: int = Field(default=128, ge=1)
     """The adapter's output is scaled by lora_alpha / lora_rank."""
     taught_epochs: int = Field(default=4, ge=0)
     """Passes over the data from gold inputs, before the rollouts; joint only."""
     epochs: int = Field(default=4, ge=0)
     """Passes over the data: on own rollouts (joint), or for each layer (layerwise)."""
+    through_rollout: bool = False
+    """Whether gradients pass from token to token; joint only."""
     batch_size: int = Field(default=64, ge=1)
     """Problems at a time."""
     optimiser: OptimiserName = "muon"
     """adamw, or muon, which takes far fewer steps on small models."""
-    learning_rate: float = Field(default=6e-3, gt=0)
+    learning_rate: float = Field(default=8e-3, gt=0)
     """The highest step size."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes; layerwise does after every layer."""
@@ -176,7 +178,7 @@ class TrainPsiConfig(Section):
     """adamw, or muon, which takes far fewer steps on small models."""
     learning_rate: float = Field(default=4e-3, gt=0)
     """The highest step size."""
-    unfreeze: Literal["none", "above", "all"] = "all"
+    unfreeze: Literal["none", "above", "all"] = "above"
     """Layers of φ that learn from the answer too: none, those above l as in the paper, or all through the rollout."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes."""
@@ -257,7 +259,7 @@ PRESETS = {
         train_phi=TrainPhiConfig(
             autoregressive_layer=15, lora_rank=128, lora_alpha=128, optimiser="adamw", learning_rate=1e-4
         ),
-        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, optimiser="adamw", learning_rate=1e-4, unfreeze="above"),
+        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, optimiser="adamw", learning_rate=1e-4),
         eval=EvalConfig(limit=None),
         decoding=DecodingConfig(cap_tokens=200, max_chain_tokens=512),
     ),

@@ -46,6 +46,13 @@ class Sequence:
         """Make room for T new columns. Run the layers on them afterwards."""
         self.mask_BS = torch.cat([self.mask_BS, mask_BT], dim=1)
 
+    def crop(self, num_columns: int) -> None:
+        """Forget all but the first columns."""
+        for kept in cast(list[DynamicLayer], self.cache.layers):
+            if kept.keys is not None and kept.values is not None:
+                kept.keys, kept.values = kept.keys[:, :, :num_columns], kept.values[:, :, :num_columns]
+        self.mask_BS = self.mask_BS[:, :num_columns]
+
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         """What a decoder layer (counted from 0) has left for later columns: B, heads, S, D of a head, twice."""
         kept = cast(DynamicLayer, self.cache.layers[layer])

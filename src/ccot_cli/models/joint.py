@@ -3,9 +3,10 @@
 Layer by layer, a lower layer that fell short can never be mended by those above it, and inputs that were always gold
 leave φ helpless before its own errors. Here every layer learns at once: first from gold inputs, which is one parallel
 pass, then from rollouts in which fewer and fewer inputs are gold (scheduled sampling; Bengio et al., 2015), and last
-from what φ itself has generated alone, with gradients through the whole rollout. All at once its own inputs would
-drown what it has learned: behind a wrong state the best answer is the mean. The loss compares indices l..L only, so
-what is below l may compute as it likes.
+from what φ itself has generated alone. A rollout is made without gradients, and its inputs are then run in one parallel
+pass: gradients through the recurrence grow with every token, and with them training took away what gold inputs had
+taught (`through_rollout` has them nonetheless). The loss compares indices l..L only, so what is below l may compute as
+it likes.
 
 Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I all indices 0..L, D width.
 """
@@ -59,6 +60,7 @@ def generate(
     layer: int,
     gold_share: float = 0.0,
     generator: torch.Generator | None = None,
+    through_rollout: bool = True,
 ) -> Generated:
     """φ's states for some examples, from gold inputs or by its own rollout.
 
@@ -67,6 +69,7 @@ def generate(
         numbers: Which examples.
         gold_share: How many inputs are gold states, drawn token by token; at 1 all tokens are run in one pass.
         generator: Draws them.
+        through_rollout: Whether gradients pass through the recurrence.
     """
     gold = [examples[number].gold_JID for number in numbers]
     gold_BJID = pad_sequence(gold, batch_first=True).to(theta.device, torch.float32)
@@ -75,23 +78,27 @@ def generate(
     fed_BJD = gold_BJID[:, :, layer].to(theta.dtype)
     sequence = queries.sequence(numbers)
     adapters.use(PHI)
-    if gold_share == 1:
-        sequence.extend(mask_BK)
-        lower_BKD = theta.blocks.run(theta.blocks.enter(fed_BJD[:, :-1], sequence), 0, layer, sequence)
-    else:
+    num_query = sequence.mask_BS.shape[1]
+    inputs_BKD, lower_BKD = fed_BJD[:, :-1], None
+    if gold_share < 1:
         is_gold_BK = (torch.rand(mask_BK.shape, generator=generator) < gold_share).to(theta.device)
 
         def instead(column: int, state_BD: Tensor) -> Tensor:
             return torch.where(is_gold_BK[:, column, None], fed_BJD[:, column + 1], state_BD)
 
-        _, lower_BKD = feed_back(
-            theta, sequence, fed_BJD[:, 0], mask_BK, layer=layer, instead=instead if gold_share else None
-        )
+        with torch.set_grad_enabled(through_rollout and torch.is_grad_enabled()):
+            inputs_BKD, lower_BKD = feed_back(
+                theta, sequence, fed_BJD[:, 0], mask_BK, layer=layer, instead=instead if gold_share else None
+            )
+    if lower_BKD is None or not through_rollout:
+        sequence.crop(num_query)
+        sequence.extend(mask_BK)
+        lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
     states = theta.blocks.run_each(lower_BKD, layer, theta.num_layers, sequence)
     return Generated(torch.stack(states, dim=1), gold_BJID[:, 1:, layer:].transpose(1, 2), mask_BK)
 
 
-WEANED_AT = 0.7
+WEANED_AT = 0.5
 """Share of the rollout epochs after which no input is gold any more."""
 
 
@@ -111,10 +118,12 @@ class JointTraining:
         batch_size: int,
         learning_rate: float,
         optimiser: OptimiserName,
+        through_rollout: bool,
         seed: int,
     ) -> None:
         self.theta, self.adapters, self.examples, self.queries = theta, adapters, examples, queries
         self.layer, self.batch_size, self.seed = layer, batch_size, seed
+        self.through_rollout = through_rollout
         names = adapters.names(PHI)
         adapters.train_only(names)
         parameters = {name: parameter for name, parameter in adapters.named_parameters() if name in set(names)}
@@ -144,4 +153,10 @@ class JointTraining:
         """The scaled error over indices l..L."""
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.optimiser.step_count)
         arguments = (self.theta, self.adapters, self.examples, self.queries, numbers)
-        return generate(*arguments, layer=self.layer, gold_share=self.gold_share, generator=generator).loss()
+        return generate(
+            *arguments,
+            layer=self.layer,
+            gold_share=self.gold_share,
+            generator=generator,
+            through_rollout=self.through_rollout,
+        ).loss()

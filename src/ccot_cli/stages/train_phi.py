@@ -133,6 +133,7 @@ class _Job:
             batch_size=chosen.batch_size,
             learning_rate=chosen.learning_rate,
             optimiser=chosen.optimiser,
+            through_rollout=chosen.through_rollout,
             seed=chosen.seed,
         )
 
