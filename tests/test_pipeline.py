@@ -18,8 +18,9 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import CorruptError, DivergedError, MissingError, ResourceError, UsageError
 from ccot_cli.progress import Progress
-from ccot_cli.stages import evaluate, precompute, score, train_phi, train_psi
+from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
+from ccot_cli.stages.ceiling import gold_ceiling
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.workspace import Workspace
 
@@ -206,6 +207,33 @@ def test_the_papers_recipe_trains_layer_by_layer(make_run: MakeRun) -> None:
     assert [row["layer"] for row in phi.layers] == [1, 2, 3, 4]
     assert phi.num_steps == 12
     assert run.train_psi().num_steps == 3
+
+
+def test_controls_and_baselines_have_rows_of_their_own(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    trained = train_baseline.run(run.workspace, run.settings, "pause", RATIO, progress=Progress())
+    again = train_baseline.run(run.workspace, run.settings, "pause", RATIO, progress=Progress())
+    assert (trained.was_ready, again.was_ready) == (False, True)
+    result = evaluate.run(run.workspace, run.settings, ratios=[RATIO], has_controls=True, progress=Progress())
+    names = ["ccot", "ccot, zeroed", "ccot, shuffled", "ccot, noise", "ccot, untrained", "pause"]
+    assert [row.method for row in result.rows] == names
+    assert len({row.contemplation_tokens_mean for row in result.rows[:5]}) == 1
+    assert result.rows[-1].contemplation_tokens_mean == trained.num_tokens >= 2
+
+
+def test_the_gold_ceiling_is_measured_on_validation_and_nothing_is_kept(make_run: MakeRun) -> None:
+    run = make_run(**{"score.ceiling_steps": 4})
+    run.precompute()
+    run.score()
+    before = sorted(run.workspace.root.rglob("*"))
+    ceiling = gold_ceiling(run.workspace, run.settings, RATIO, progress=Progress())
+    assert ceiling.num_steps == 6
+    assert ceiling.share.n == 6
+    assert sorted(run.workspace.root.rglob("*")) == before
 
 
 @pytest.mark.parametrize("schedule", ["joint", "layerwise"])

@@ -117,6 +117,7 @@ class PrecomputeConfig(Section):
 
 Selector = Literal["predictive", "learned", "even", "random", "last"]
 OptimiserName = Literal["adamw", "muon"]
+BaselineName = Literal["pause"]
 
 
 class ScoreConfig(Section):
@@ -223,13 +224,14 @@ class Settings(Section):
     decoding: DecodingConfig = DecodingConfig()
 
 
-STAGES = ("precompute", "score", "train-phi", "train-psi", "eval")
+STAGES = ("precompute", "score", "train-phi", "train-psi", "train-baseline", "eval")
 
 _SECTIONS = {
     "precompute": ("model", "data", "precompute"),
     "score": ("score",),
     "train-phi": ("train_phi",),
     "train-psi": ("train_psi",),
+    "train-baseline": ("train_psi",),
     "eval": ("eval", "decoding"),
 }
 _WITHOUT_EFFECT = {

@@ -44,7 +44,7 @@ HOLDER_FILE = ".lock.json"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
 
 KEYED_STAGES = ("score", "train-phi", "train-psi")
-"""Stages with one artifact for each ratio; `eval` has one for each run."""
+"""Stages with one artifact for each ratio; `train-baseline` has one for each method, `eval` one for each run."""
 
 
 class FileRecord(BaseModel):
@@ -411,7 +411,7 @@ class Workspace:
         message = f"{self.name} has no finished '{stage}' stage"
         if key is not None:
             there = ", ".join(_shown_key(stage, ready) for ready in self.keys(stage)) or "none"
-            kind = "ratio" if stage in KEYED_STAGES else "run"
+            kind = "ratio" if stage in KEYED_STAGES else "method" if stage == "train-baseline" else "run"
             message += f" for {kind} {_shown_key(stage, key)} (finished: {there})"
         return MissingError(message, fix=self._command(stage, key))
 

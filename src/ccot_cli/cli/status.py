@@ -47,6 +47,8 @@ def status(workspace: WorkspaceOption = None, format: FormatOption = "text") -> 
 def _keys(workspace: Workspace, stage: str) -> Sequence[str | None]:
     """The artifacts that the settings ask for, and those that are there besides."""
     there = workspace.finished(stage)
+    if stage == "train-baseline":
+        return there
     if stage in KEYED_STAGES:
         return sorted({*map(ratio_name, workspace.settings.ratios), *filter(None, there)})
     return there or [None]
@@ -68,6 +70,8 @@ def _row(workspace: Workspace, stage: str, key: str | None) -> Row:
 def _next_command(workspace: Workspace, rows: list[Row]) -> str:
     wanted = {ratio_name(ratio) for ratio in workspace.settings.ratios}
     for stage in STAGES:
+        if stage == "train-baseline":
+            continue  # Nobody needs one.
         states = [row.state for row in rows if row.stage == stage and (stage not in KEYED_STAGES or row.key in wanted)]
         # One finished run is enough to have evaluated; every other artifact must be there.
         is_done = "ready" in states if stage == "eval" else set(states) == {"ready"}
@@ -90,7 +94,7 @@ def _cells(row: Row, now: datetime) -> list[str]:
     return [f"  {row.stage}", row.key or "", row.state, size, made, said]
 
 
-_NOT_SHOWN = ("batch_tokens", "example", "num_bytes", "ratio", "seconds")
+_NOT_SHOWN = ("batch_tokens", "num_bytes", "ratio", "seconds")
 """Figures of a summary that the table shows elsewhere, or nobody asks for."""
 
 

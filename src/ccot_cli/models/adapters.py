@@ -134,14 +134,15 @@ class Adapters:
 
     def names(self, adapter: str, *, layers: range | None = None) -> list[str]:
         """Parameter names of one adapter, of the given decoder layers only (counted from 0)."""
-        return [
-            name
-            for name, _ in self.named_parameters()
-            if f".{adapter}." in name and (layers is None or _layer_of(name) in layers)
-        ]
+        return list(self.parameters(adapter, layers=layers))
 
-    def trainable(self) -> list[nn.Parameter]:
-        return [parameter for name, parameter in self.named_parameters() if name in self._trainable]
+    def parameters(self, adapter: str, *, layers: range | None = None) -> dict[str, nn.Parameter]:
+        """The parameters behind those names."""
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if f".{adapter}." in name and (layers is None or _layer_of(name) in layers)
+        }
 
     def state(self, name: str) -> dict[str, Tensor]:
         """The adapter's tensors as PEFT saves them."""

@@ -124,9 +124,8 @@ class JointTraining:
         self.theta, self.adapters, self.examples, self.queries = theta, adapters, examples, queries
         self.layer, self.batch_size, self.seed = layer, batch_size, seed
         self.through_rollout = through_rollout
-        names = adapters.names(PHI)
-        adapters.train_only(names)
-        parameters = {name: parameter for name, parameter in adapters.named_parameters() if name in set(names)}
+        parameters = adapters.parameters(PHI)
+        adapters.train_only(parameters)
         self.steps_per_epoch = -(-len(examples) // batch_size)
         self.taught_steps = taught_epochs * self.steps_per_epoch
         num_steps = self.taught_steps + epochs * self.steps_per_epoch

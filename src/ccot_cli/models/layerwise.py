@@ -156,9 +156,8 @@ def _train_layer(
     on_step: Callable[[int, float], None],
 ) -> LayerReport:
     untrained = _mean_loss(validation, index)
-    names = adapters.names(PHI, layers=range(index - 1, index))
-    adapters.train_only(names)
-    parameters = {name: parameter for name, parameter in adapters.named_parameters() if name in set(names)}
+    parameters = adapters.parameters(PHI, layers=range(index - 1, index))
+    adapters.train_only(parameters)
     optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=epochs * len(train), kind=kind)
     shuffler = random.Random(f"{seed}/{index}")
     losses: list[float] = []

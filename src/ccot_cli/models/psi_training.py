@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.config import OptimiserName
@@ -74,8 +74,8 @@ class Context(Protocol):
     """What ψ decodes the answer from, for some problems of the data set."""
 
     @property
-    def trained(self) -> list[str]:
-        """Parameters that learn with ψ's."""
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What learns with ψ, by name."""
         ...
 
     def sequence(self, numbers: Rows[int]) -> Sequence:
@@ -92,8 +92,8 @@ class QueryContext:
     examples: Rows[PsiExample]
 
     @property
-    def trained(self) -> list[str]:
-        return []
+    def trained(self) -> dict[str, nn.Parameter]:
+        return {}
 
     def sequence(self, numbers: Rows[int]) -> Sequence:
         queries = [self.examples[number].query for number in numbers]
@@ -115,9 +115,9 @@ class RolloutContext:
     trains_above: bool = False
 
     @property
-    def trained(self) -> list[str]:
+    def trained(self) -> dict[str, nn.Parameter]:
         layers = range(self.layer, self.theta.num_layers)
-        return self.adapters.names(PHI, layers=layers) if self.trains_above else []
+        return self.adapters.parameters(PHI, layers=layers) if self.trains_above else {}
 
     def sequence(self, numbers: Rows[int]) -> Sequence:
         return self.replay(numbers)[0]
@@ -146,8 +146,8 @@ class UnrolledContext:
     layer: int
 
     @property
-    def trained(self) -> list[str]:
-        return self.adapters.names(PHI)
+    def trained(self) -> dict[str, nn.Parameter]:
+        return self.adapters.parameters(PHI)
 
     def sequence(self, numbers: Rows[int]) -> Sequence:
         sequence = self.queries.sequence(numbers)
@@ -172,8 +172,8 @@ class GoldContext:
     """Whose keys and values are made of them; θ's, or φ's."""
 
     @property
-    def trained(self) -> list[str]:
-        return []
+    def trained(self) -> dict[str, nn.Parameter]:
+        return {}
 
     @torch.no_grad()
     def sequence(self, numbers: Rows[int]) -> Sequence:
@@ -209,9 +209,8 @@ class PsiTraining:
     ) -> None:
         self.theta, self.adapters, self.examples, self.context = theta, adapters, examples, context
         self.batch_size, self.seed = batch_size, seed
-        names = [*adapters.names(PSI), *context.trained]
-        adapters.train_only(names)
-        parameters = {name: parameter for name, parameter in adapters.named_parameters() if name in set(names)}
+        parameters = {**adapters.parameters(PSI), **context.trained}
+        adapters.train_only(parameters)
         self.steps_per_epoch = -(-len(examples) // batch_size)
         num_steps = epochs * self.steps_per_epoch
         self.optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=num_steps, kind=optimiser)

@@ -6,21 +6,25 @@ A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`,
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from ccot_cli.config import DecodingConfig
 from ccot_cli.data.answers import read_answer, read_last_number
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
 from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.controls import Control, Replacement
 from ccot_cli.models.end import End
+from ccot_cli.models.pause import add_pauses, load_pause
 from ccot_cli.models.phi import contemplate, encode_query
 from ccot_cli.models.psi import decode
 from ccot_cli.models.theta import Theta
@@ -70,12 +74,19 @@ class Reasoner(Protocol):
         ...
 
 
+MethodName = Literal["ccot", "direct", "cot", "pause"]
+
+
 @dataclass(frozen=True)
 class Method:
     """What a trained folder was trained for."""
 
+    name: MethodName
     ratio: str
-    autoregressive_layer: int
+    autoregressive_layer: int = 0
+    """l, where there is a φ."""
+    num_tokens: int = 0
+    """Tokens between query and answer, where their number is fixed."""
 
     def save(self, folder: Path) -> None:
         write_json(folder / METHOD_FILE, asdict(self))
@@ -88,7 +99,7 @@ class Method:
             raise CorruptError(f"{folder / METHOD_FILE} cannot be read: {error}", fix="ccot train-psi") from error
 
 
-class _Clock:
+class Clock:
     """Seconds between looks, with the device's queue emptied first."""
 
     def __init__(self, device: torch.device) -> None:
@@ -105,17 +116,27 @@ class _Clock:
         return self._last - before
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What the answers of a batch are decoded from."""
+
+    sequence: Sequence
+    num_tokens: list[int]
+    """Tokens between query and answer."""
+    is_capped: list[bool]
+    prefill: float
+    """Seconds."""
+    contemplation: float
+
+
 @dataclass
-class CcotReasoner:
-    """Contemplation tokens, then the answer (paper, Algorithm 2); none of them at ratio 0."""
+class AnswerReasoner(ABC):
+    """Prepares a sequence somehow, and decodes the answer under ψ."""
 
     theta: Theta
     adapters: Adapters
     method: Method
-    end: End | None
     decoding: DecodingConfig
-    control: Control | None = None
-    """What stands in the contemplation tokens' place."""
 
     @property
     def ratio(self) -> Decimal:
@@ -123,37 +144,20 @@ class CcotReasoner:
 
     @property
     def name(self) -> str:
-        if not self.ratio:
-            return "direct"
-        return f"ccot, {self.control}" if self.control else "ccot"
+        return self.method.name
+
+    @abstractmethod
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        """The queries, and what comes between them and the answers."""
 
     @torch.no_grad()
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
-        clock = _Clock(self.theta.device)
-        layer = self.method.autoregressive_layer
         queries = [self.theta.encoder.query(question) for question in questions]
-        # At ratio 0 the query is ψ's too: the model as it is after plain fine-tuning.
-        reader = None if self.ratio else PSI
-        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=layer, adapter=reader)
-        prefill = clock.lap()
-        counts, is_capped = [0] * len(queries), [False] * len(queries)
-        if self.ratio:
-            tokens = contemplate(
-                self.theta,
-                self.adapters,
-                sequence,
-                first_BD,
-                layer=layer,
-                max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
-                is_end=self.end,
-            )
-            counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
-            if self.control:
-                sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
-        contemplation = clock.lap()
+        prepared = self.prepare(queries)
+        clock = Clock(self.theta.device)
         marker = self.theta.encoder.answer_marker
         limit = self.decoding.max_answer_tokens
-        text = decode(self.theta, self.adapters, sequence, [marker] * len(queries), max_tokens=limit)
+        text = decode(self.theta, self.adapters, prepared.sequence, [marker] * len(queries), max_tokens=limit)
         replies = [
             Reply(
                 answer=decoded.strip(),
@@ -163,10 +167,72 @@ class CcotReasoner:
                 is_truncated=too_many or too_long,
             )
             for ids, decoded, count, too_many, too_long in zip(
-                text.ids, map(self.theta.encoder.decode, text.ids), counts, is_capped, text.is_capped, strict=True
+                text.ids,
+                map(self.theta.encoder.decode, text.ids),
+                prepared.num_tokens,
+                prepared.is_capped,
+                text.is_capped,
+                strict=True,
             )
         ]
-        return replies, Seconds(prefill, contemplation, clock.lap())
+        return replies, Seconds(prepared.prefill, prepared.contemplation, clock.lap())
+
+
+@dataclass
+class DirectReasoner(AnswerReasoner):
+    """No tokens in between: the model as it is after plain fine-tuning, which read the query under ψ too."""
+
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        clock = Clock(self.theta.device)
+        depth = self.theta.num_layers
+        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
+        return Prepared(sequence, [0] * len(queries), [False] * len(queries), clock.lap(), 0.0)
+
+
+@dataclass
+class CcotReasoner(AnswerReasoner):
+    """Contemplation tokens, then the answer (paper, Algorithm 2)."""
+
+    end: End
+    control: Control | None = None
+    """What stands in the contemplation tokens' place."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.method.name}, {self.control}" if self.control else self.method.name
+
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        clock = Clock(self.theta.device)
+        layer = self.method.autoregressive_layer
+        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=layer)
+        prefill = clock.lap()
+        tokens = contemplate(
+            self.theta,
+            self.adapters,
+            sequence,
+            first_BD,
+            layer=layer,
+            max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
+            is_end=self.end,
+        )
+        if self.control:
+            sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
+        counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
+        return Prepared(sequence, counts, is_capped, prefill, clock.lap())
+
+
+@dataclass
+class PauseReasoner(AnswerReasoner):
+    """Copies of a learned token between query and answer, in one parallel pass (Goyal et al., 2024)."""
+
+    pause_1D: Tensor
+
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        clock, depth, count = Clock(self.theta.device), self.theta.num_layers, self.method.num_tokens
+        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
+        prefill = clock.lap()
+        add_pauses(self.theta, sequence, self.pause_1D, [count] * len(queries))
+        return Prepared(sequence, [count] * len(queries), [False] * len(queries), prefill, clock.lap())
 
 
 @dataclass
@@ -182,7 +248,7 @@ class ChainReasoner:
 
     @torch.no_grad()
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
-        clock = _Clock(self.theta.device)
+        clock = Clock(self.theta.device)
         queries = [self.theta.encoder.query(question) for question in questions]
         # The prompt's last token opens the chain, as <COT> does in the paper.
         opened = [query[:-1] for query in queries]
@@ -224,10 +290,15 @@ def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, decoding: D
     """
     method = Method.load(folder)
     adapters.load(PSI, folder / PSI)
-    if method.ratio == "1":
-        return ChainReasoner(theta, adapters, decoding.max_chain_tokens, adapter=PSI)
-    end = None
-    if method.ratio != "0":
-        adapters.load(PHI, folder / PHI)
-        end = End.load(folder, theta.model.config.hidden_size).to(theta.device)
-    return CcotReasoner(theta, adapters, method, end, decoding)
+    width, device = theta.model.config.hidden_size, theta.device
+    match method.name:
+        case "ccot":
+            adapters.load(PHI, folder / PHI)
+            return CcotReasoner(theta, adapters, method, decoding, End.load(folder, width).to(device))
+        case "direct":
+            return DirectReasoner(theta, adapters, method, decoding)
+        case "pause":
+            return PauseReasoner(theta, adapters, method, decoding, load_pause(folder, width).to(device))
+        case "cot":
+            return ChainReasoner(theta, adapters, decoding.max_chain_tokens, adapter=PSI)
+    raise CorruptError(f"{folder / METHOD_FILE} names no method that ccot knows", fix="train it again")

@@ -3,6 +3,7 @@
 import json
 import platform
 import statistics
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -110,11 +111,10 @@ def run(
     problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed)
     problems.sort(key=lambda problem: len(problem.question))
     rows, predictions = [], []
-    for ratio in ratios or methods.ratios:
-        for reasoner in _with_controls(methods.load(ratio)) if has_controls else [methods.load(ratio)]:
-            replies, seconds = _reply_to_all(reasoner, problems, settings.eval.batch_size, progress)
-            rows.append(_row(reasoner, problems, replies, seconds))
-            predictions += [_prediction(reasoner, *pair) for pair in zip(problems, replies, strict=True)]
+    for reasoner in _reasoners(methods, ratios, has_controls):
+        replies, seconds = _reply_to_all(reasoner, problems, settings.eval.batch_size, progress)
+        rows.append(_row(reasoner, problems, replies, seconds))
+        predictions += [_prediction(reasoner, *pair) for pair in zip(problems, replies, strict=True)]
     result = EvalResult(
         rows=rows,
         model=methods.theta.name,
@@ -129,10 +129,16 @@ def run(
     return _save(workspace, settings, result, predictions, overrides)
 
 
-def _with_controls(reasoner: Reasoner) -> list[Reasoner]:
-    if not isinstance(reasoner, CcotReasoner) or not reasoner.ratio:
-        return [reasoner]
-    return [reasoner, *(replace(reasoner, control=control) for control in CONTROLS)]
+def _reasoners(methods: Methods, ratios: Rows[Decimal], has_controls: bool) -> Iterator[Reasoner]:
+    """Every method that is asked for, loaded when its turn comes; baselines of the same ratio come with it."""
+    for ratio in ratios or methods.ratios:
+        reasoner = methods.load(ratio)
+        yield reasoner
+        if has_controls and isinstance(reasoner, CcotReasoner):
+            yield from (replace(reasoner, control=control) for control in CONTROLS)
+        for key in methods.baselines:
+            if key.endswith(f"-{ratio_name(ratio)}"):
+                yield methods.load_baseline(key)
 
 
 def _device(methods: Methods) -> str:

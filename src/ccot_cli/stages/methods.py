@@ -1,6 +1,6 @@
 """Which trained methods there are, in a workspace or in the embedded default, and how to load one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from ccot_cli.errors import MissingError
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner, load_reasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
-from ccot_cli.stages import precompute, score, train_psi
+from ccot_cli.stages import precompute, score, train_baseline, train_psi
 from ccot_cli.workspace import Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
@@ -27,6 +27,8 @@ class Methods:
     """Where test problems come from: the training data's description, the test source and split of the settings."""
     place: str
     """For messages: the workspace's path, or `embedded`."""
+    baselines: dict[str, Path] = field(default_factory=dict)
+    """Where each trained baseline lies, by its key: `pause-r0.10`."""
 
     def __post_init__(self) -> None:
         self._adapters = Adapters(self.theta)
@@ -35,6 +37,17 @@ class Methods:
     def ratios(self) -> list[Decimal]:
         """What can be asked for; r = 1 always can, θ itself writes the chain where no adapter was trained for it."""
         return sorted({*self.folders, Decimal(1)})
+
+    def load_baseline(self, key: str) -> Reasoner:
+        """A trained baseline.
+
+        Raises:
+            MissingError: where it was not trained, naming those that were.
+        """
+        if key not in self.baselines:
+            trained = ", ".join(self.baselines) or "none"
+            raise MissingError(f"no baseline {key} in {self.place} (trained: {trained})", fix="ccot train-baseline")
+        return load_reasoner(self.theta, self._adapters, self.baselines[key], decoding=self.settings.decoding)
 
     def load(self, ratio: Decimal) -> Reasoner:
         """The method of that ratio.
@@ -64,7 +77,8 @@ def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
     """
     if workspace is None:
         folders = {Decimal(Method.load(path).ratio): path for path in sorted(METHODS_FOLDER.glob("r*"))}
-        return Methods(load_theta(settings.model), folders, settings, settings.data, EMBEDDED)
+        baselines = {path.name: path for path in sorted(METHODS_FOLDER.glob("*-r*"))}
+        return Methods(load_theta(settings.model), folders, settings, settings.data, EMBEDDED, baselines)
     source = workspace.require(precompute.STAGE)
     keys = workspace.keys(train_psi.STAGE)
     if not keys:
@@ -76,4 +90,7 @@ def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
     theta = score.load_matching_theta(settings, source)
     tested = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
     data = DataConfig(**source.manifest.config["data"], **tested)
-    return Methods(theta, folders, settings, data, str(workspace.root))
+    baselines = {
+        key: workspace.require(train_baseline.STAGE, key).folder for key in workspace.keys(train_baseline.STAGE)
+    }
+    return Methods(theta, folders, settings, data, str(workspace.root), baselines)

@@ -26,7 +26,7 @@ from ccot_cli.models.psi_training import (
     roll_out,
 )
 from ccot_cli.models.queries import Queries
-from ccot_cli.models.reasoner import Method, load_reasoner
+from ccot_cli.models.reasoner import Method, MethodName, load_reasoner
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
@@ -172,12 +172,16 @@ class _Job:
         )
         self.adapters.train_only(())
         self.adapters.save(PSI, build.folder)
-        Method(f"{self.ratio:f}", self.layer).save(build.folder)
+        names: dict[Decimal, MethodName] = {Decimal(0): "direct", Decimal(1): "cot"}
+        name = names.get(self.ratio, "ccot")
+        Method(name, f"{self.ratio:f}", self.layer).save(build.folder)
         end = None
         if queries:
             self.adapters.save(PHI, build.folder)
             end = self._train_end(build, queries)
-        accuracy, mean_tokens = self._validate(build.folder)
+        accuracy, mean_tokens = validate(
+            self.theta, self.adapters, build.folder, self.held_out, self.settings, self.progress
+        )
         return TrainPsiResult(
             ratio=f"{self.ratio:f}",
             num_steps=training.optimiser.step_count,
@@ -205,17 +209,20 @@ class _Job:
         report = judge_end(end, *states[1])
         return {**asdict(report), "accuracy": report.accuracy}
 
-    def _validate(self, folder: Path) -> tuple[float, float]:
-        """Accuracy and mean number of contemplation tokens, decoding freely with what was saved."""
-        reasoner = load_reasoner(self.theta, self.adapters, folder, decoding=self.settings.decoding)
-        batch_size = self.settings.eval.batch_size
-        num_correct = num_tokens = 0
-        with self.progress.task("validation", total=len(self.held_out), unit="problems") as advance:
-            for start in range(0, len(self.held_out), batch_size):
-                batch = self.held_out[start : start + batch_size]
-                replies, _ = reasoner.reply([problem.question for problem in batch])
-                for problem, reply in zip(batch, replies, strict=True):
-                    num_correct += is_correct(reply.answer, problem.answer)
-                    num_tokens += reply.num_contemplation
-                    advance()
-        return num_correct / len(self.held_out), num_tokens / len(self.held_out)
+
+def validate(
+    theta: Theta, adapters: Adapters, folder: Path, problems: Rows[Problem], settings: Settings, progress: Progress
+) -> tuple[float, float]:
+    """Accuracy of a trained folder, and its mean number of tokens before the answer, decoding freely."""
+    reasoner = load_reasoner(theta, adapters, folder, decoding=settings.decoding)
+    batch_size = settings.eval.batch_size
+    num_correct = num_tokens = 0
+    with progress.task("validation", total=len(problems), unit="problems") as advance:
+        for start in range(0, len(problems), batch_size):
+            batch = problems[start : start + batch_size]
+            replies, _ = reasoner.reply([problem.question for problem in batch])
+            for problem, reply in zip(batch, replies, strict=True):
+                num_correct += is_correct(reply.answer, problem.answer)
+                num_tokens += reply.num_contemplation
+                advance()
+    return num_correct / len(problems), num_tokens / len(problems)
