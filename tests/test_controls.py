@@ -12,7 +12,7 @@ from ccot_cli.models.controls import CONTROLS, Control, Replacement
 from ccot_cli.models.pause import PauseContext, add_pauses, fresh_pause, load_pause, save_pause
 from ccot_cli.models.phi import Contemplation, contemplate, encode_query
 from ccot_cli.models.psi import answer_loss
-from ccot_cli.models.psi_training import PsiExample, QueryContext
+from ccot_cli.models.psi_training import Context, PsiExample, QueryContext
 from ccot_cli.models.theta import Theta
 
 LAYER = 2

@@ -69,12 +69,14 @@ def test_random_positions_depend_on_the_seed_alone() -> None:
     assert draw(1) != draw(2)
 
 
-def test_every_segment_gives_its_best_before_any_gives_its_second() -> None:
-    scores = torch.tensor([1.0, 9.0, 2.0, 8.0, 7.0, 6.0, 3.0, 3.0, 0.0])
+def test_every_segment_gives_its_first_choice_before_any_gives_its_second() -> None:
+    scores = torch.tensor([1.0, 9.0, 2.0, 5.0, 7.0, 8.0, 3.0, 3.0, 0.0])
     segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert best_of_each(scores, segments, 3) == [1, 3, 7]
-    assert best_of_each(scores, segments, 2) == [3, 7]
-    assert best_of_each(scores, segments, 4) == [1, 3, 6, 7]
+    assert best_of_each(scores, segments, 3) == [1, 5, 7]
+    assert best_of_each(scores, segments, 2) == [5, 7]
+    # Of the last segment nothing lies two before its best, so its better-scored token is next; then the middle one's.
+    assert best_of_each(scores, segments, 4) == [1, 5, 6, 7]
+    assert best_of_each(scores, segments, 5) == [1, 3, 5, 6, 7]
     assert best_of_each(scores, segments, 9) == list(range(9))
 
 

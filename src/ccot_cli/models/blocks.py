@@ -37,6 +37,8 @@ class Sequence:
 
     cache: DynamicCache
     mask_BS: Tensor
+    bias_BS: Tensor | None = None
+    """Added to the attention logits of the first S columns, for all heads and layers; -inf hides a column."""
 
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> "Sequence":
@@ -45,6 +47,23 @@ class Sequence:
     def extend(self, mask_BT: Tensor) -> None:
         """Make room for T new columns. Run the layers on them afterwards."""
         self.mask_BS = torch.cat([self.mask_BS, mask_BT], dim=1)
+
+    def copy(self) -> "Sequence":
+        """Another that can be continued differently; tensors are shared until then."""
+        cache = DynamicCache()
+        for layer in range(len(self.cache.layers)):
+            cache.update(*self.keys_values(layer), layer_idx=layer)
+        return Sequence(cache, self.mask_BS, self.bias_BS)
+
+    def attention(self, num_new: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """What the newest tokens may attend to: B, 1, T, S; True or False, or a bias where the sequence has one."""
+        allowed_B1TS = causal_mask(self.mask_BS, num_new, window=window)
+        if self.bias_BS is None:
+            return allowed_B1TS
+        plain_B1TS = torch.zeros(allowed_B1TS.shape, dtype=dtype, device=allowed_B1TS.device)
+        free = self.mask_BS.shape[1] - self.bias_BS.shape[1]
+        bias_BS = torch.nn.functional.pad(self.bias_BS.to(dtype), (0, free))
+        return plain_B1TS.masked_fill(~allowed_B1TS, float("-inf")) + bias_BS[:, None, None]
 
     def crop(self, num_columns: int) -> None:
         """Forget all but the first columns."""
@@ -129,7 +148,7 @@ class Blocks:
         for index in range(first, last):
             window = self._window(index)
             if window not in masks:
-                masks[window] = causal_mask(sequence.mask_BS, num_new, window=window)
+                masks[window] = sequence.attention(num_new, window, hidden_BTD.dtype)
             output = self.layers[index](states[-1], attention_mask=masks[window], **arguments)
             states.append(output[0] if isinstance(output, tuple) else output)
         return states

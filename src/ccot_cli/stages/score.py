@@ -13,17 +13,15 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.gold import gold_states
-from ccot_cli.models.predictive import announcements
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
-from ccot_cli.tensors.select import POSITIONAL, best_of_each, even, num_kept, overlap
+from ccot_cli.stages.selectors import Selection
+from ccot_cli.tensors.select import even, overlap
 from ccot_cli.workspace import Artifact, Workspace
 
 STAGE = "score"
 SHARD_BYTES = 256 * 10**6
-NUM_SCORED = 1000
-"""Chains from which the predictive selector learns its scores."""
 NUM_EXAMPLES = 3
 
 
@@ -64,8 +62,9 @@ def run(
     theta = load_matching_theta(settings, source)
     problems = [theta.encoder.problem(item.problem) for item in precompute.read_problems(source)]
     num_train = source.manifest.summary["num_train"]
-    kept = _select(theta, problems, num_train, ratio, settings, progress)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
+        selection = Selection(theta, source, problems, num_train, ratio, settings, build.folder, progress)
+        kept = selection.positions()
         for leftover in build.folder.glob("shard-*"):
             leftover.unlink()
         writer = ShardWriter(build.folder, SHARD_BYTES)
@@ -101,49 +100,6 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
             fix="put the model back, or run 'ccot precompute' again",
         )
     return theta
-
-
-def _select(
-    theta: Theta,
-    problems: list[EncodedProblem],
-    num_train: int,
-    ratio: Decimal,
-    settings: Settings,
-    progress: Progress,
-) -> list[list[int]]:
-    """The kept positions of every problem; what is learned for that is learned from the first `num_train`."""
-    name = settings.score.selector
-    if name in POSITIONAL:
-        return [
-            POSITIONAL[name](
-                len(problem.chain),
-                num_kept(ratio, len(problem.chain)),
-                torch.Generator().manual_seed(settings.score.seed * 1_000_003 + number),
-            )
-            for number, problem in enumerate(problems)
-        ]
-    progress.say("looking for the tokens that announce")
-    batch_tokens = settings.precompute.batch_tokens
-    scores_V = announcements(theta, problems[: min(num_train, NUM_SCORED)], batch_tokens=batch_tokens)
-    breaks = _line_breaks(theta)
-    return [
-        best_of_each(scores_V[problem.chain], _lines(problem.chain, breaks), num_kept(ratio, len(problem.chain)))
-        for problem in problems
-    ]
-
-
-def _line_breaks(theta: Theta) -> set[int]:
-    tokenizer = theta.encoder.tokenizer
-    return {token for token in range(len(tokenizer)) if "\n" in tokenizer.decode([token])}
-
-
-def _lines(chain: list[int], breaks: set[int]) -> list[int]:
-    """The line of every chain token, a line break belonging to the line it ends."""
-    lines, line = [], 0
-    for token in chain:
-        lines.append(line)
-        line += token in breaks
-    return lines
 
 
 def _overlap_with_even(problem: EncodedProblem, positions: list[int]) -> float:

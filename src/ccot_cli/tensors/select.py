@@ -3,7 +3,6 @@
 Positions count from 0 and come in reading order.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 
@@ -52,24 +51,40 @@ POSITIONAL: dict[str, Select] = {"even": even, "last": last, "random": at_random
 """Selectors that look at positions alone."""
 
 
-def best_of_each(scores: Tensor, segments: list[int], num_tokens: int) -> list[int]:
-    """The best token of every segment, then every segment's second best, and so on until there are k.
+def best(scores: Tensor, num_tokens: int) -> list[int]:
+    """The k best of m tokens by their scores."""
+    return sorted(scores.topk(num_tokens).indices.tolist())
 
-    Where a round has more segments than tokens are left, those nearer the answer come first: what they leave out can
-    still be read from the query. Ties go to the later token.
+
+def best_of_each(scores: Tensor, segments: list[int], num_tokens: int) -> list[int]:
+    """The first choice of every segment, then every segment's second choice, and so on until there are k.
+
+    A segment's first choice is its best token. Then comes every second token before it, the nearest first: they hold
+    what the best one is made from, and neighbours hold nearly the same. Then the others, by score. Where a round has
+    more segments than tokens are left, those nearer the answer come first: what they leave out can still be read from
+    the query.
 
     Args:
         scores: One number for each of the m chain tokens.
         segments: Which segment (a line of the chain: one reasoning step) each token belongs to, not decreasing.
         num_tokens: k.
     """
-    order = sorted(range(len(segments)), key=lambda position: (float(scores[position]), position), reverse=True)
-    seen: Counter[int] = Counter()
     places: list[tuple[int, int, int]] = []
-    for position in order:
-        places.append((seen[segments[position]], -segments[position], position))
-        seen[segments[position]] += 1
+    for segment in set(segments):
+        members = [position for position, each in enumerate(segments) if each == segment]
+        top = max(members, key=lambda position: (float(scores[position]), position))
+        ranked = sorted(members, key=lambda position: _preference(position, top, float(scores[position])))
+        places += [(rank, -segment, position) for rank, position in enumerate(ranked)]
     return sorted(position for _, _, position in sorted(places)[:num_tokens])
+
+
+def _preference(position: int, top: int, score: float) -> tuple[int, float, int]:
+    """Sorts a segment's positions from its first choice to its last."""
+    if position == top:
+        return (0, 0.0, 0)
+    if position < top and (top - position) % 2 == 0:
+        return (1, top - position, 0)
+    return (2, -score, -position)
 
 
 def overlap(positions: list[int], others: list[int]) -> float:

@@ -1,0 +1,158 @@
+"""The learned scorer: which chain tokens suffice to answer from (paper, section 4.1, after Nugget and Dodo).
+
+It reads each chain token's state at index T. To train it, a decoder answers from the query and the k best tokens alone,
+and writes the chain from them. Choosing is hard, but the choice is felt through attention: s - stopgrad(s) is added to
+the attention logits of the chosen tokens, which changes no value and gives every score the gradient of what was
+attended to. Scores are jittered while training, so that tokens not chosen yet get their chance.
+
+Dimensions: B batch, M chain tokens, S columns of query and chain, D width.
+"""
+
+import random
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ccot_cli.config import OptimiserName
+from ccot_cli.data.batches import bucketed
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.models.adapters import PSI, Adapters
+from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.optimise import Optimiser
+from ccot_cli.models.psi import answer_loss
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.masks import pad_right
+from ccot_cli.tensors.select import num_kept
+
+FILE_NAME = "scorer.safetensors"
+RATIOS = tuple(Decimal(each) for each in ("0.05", "0.1", "0.2", "0.3"))
+"""Drawn from for every batch, so that one scorer serves all ratios."""
+CHAIN_WEIGHT = 0.2
+"""Weight of writing the chain beside giving the answer."""
+
+
+class Scorer(nn.Module):
+    """One number for every token, from the final norm of its state at index T."""
+
+    def __init__(self, theta: Theta, kind: Literal["linear", "mlp"], seed: int) -> None:
+        super().__init__()
+        width = theta.model.config.hidden_size
+        self.norm = theta.blocks.norm
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            hidden = [nn.Linear(width, width), nn.ReLU()] if kind == "mlp" else []
+            self.layers = nn.Sequential(*hidden, nn.Linear(width, 1, bias=False)).to(theta.device)
+
+    def forward(self, states_BMD: Tensor) -> Tensor:
+        """Scores of states at index T: B, M."""
+        scores_BM1: Tensor = self.layers(self.norm(states_BMD).float())
+        return scores_BM1[..., 0]
+
+    def save(self, folder: Path) -> None:
+        tensors = {name: each.detach().cpu().contiguous() for name, each in self.layers.state_dict().items()}
+        save_file(tensors, folder / FILE_NAME)
+
+
+@dataclass
+class ScorerTraining:
+    """Steps over training problems."""
+
+    theta: Theta
+    adapters: Adapters
+    """With a fresh ψ, the gold decoder."""
+    scorer: Scorer
+    problems: Rows[EncodedProblem]
+    layer: int
+    """T."""
+    num_steps: int
+    batch_size: int
+    learning_rate: float
+    optimiser: OptimiserName
+    seed: int
+
+    def steps(self) -> Iterator[float]:
+        """Train to the end, yielding each step's loss."""
+        parameters = self.adapters.parameters(PSI)
+        self.adapters.train_only(parameters)
+        # The head of the scorer is a vector, which AdamW suits.
+        decoder = Optimiser(parameters, learning_rate=self.learning_rate, num_steps=self.num_steps, kind=self.optimiser)
+        head = torch.optim.AdamW(self.scorer.layers.parameters(), lr=1e-2, weight_decay=0.0)
+        lengths = [len(each.query) + 2 * len(each.chain) for each in self.problems]
+        shuffler = random.Random(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
+        while decoder.step_count < self.num_steps:
+            for batch in bucketed(lengths, batch_size=self.batch_size, shuffler=shuffler):
+                if decoder.step_count == self.num_steps:
+                    return
+                ratio = shuffler.choice(RATIOS)
+                head.zero_grad()
+                loss = decoder.step(self.loss([self.problems[number] for number in batch], ratio, generator))
+                head.step()
+                yield loss
+
+    def loss(self, batch: Rows[EncodedProblem], ratio: Decimal, generator: torch.Generator | None) -> Tensor:
+        """Cross-entropy of the answer, and some of the chain's, from the k best tokens.
+
+        Args:
+            generator: Draws the jitter; none without one.
+        """
+        gold, states_BSD = self._gold(batch)
+        bias_BS = self._choice(batch, self.scorer(states_BSD), ratio, generator)
+        losses = []
+        for start, text, weight in self._tasks(batch):
+            sequence = gold.copy()
+            sequence.bias_BS = bias_BS
+            losses.append(weight * answer_loss(self.theta, self.adapters, sequence, start, text))
+        return torch.stack(losses).sum()
+
+    def _tasks(self, batch: Rows[EncodedProblem]) -> list[tuple[list[list[int]], list[list[int]], float]]:
+        answer = ([self.theta.encoder.answer_marker] * len(batch), [each.answer for each in batch], 1.0)
+        # The query's last token opens the chain.
+        chain = ([each.query[-1:] for each in batch], [each.chain for each in batch], CHAIN_WEIGHT)
+        return [answer, chain]
+
+    @torch.no_grad()
+    def _gold(self, batch: Rows[EncodedProblem]) -> tuple[Sequence, Tensor]:
+        """Query and chain under θ, and their states at index T: B, S, D."""
+        theta = self.theta
+        self.adapters.use(None)
+        rows = [[*each.query, *each.chain] for each in batch]
+        ids_BS, mask_BS = pad_right(rows, fill=theta.pad_id, device=theta.device)
+        sequence = Sequence.empty(len(batch), theta.device)
+        at_layer_BSD = theta.blocks.run_ids(ids_BS, mask_BS, sequence, last=self.layer)
+        theta.blocks.run(at_layer_BSD, self.layer, theta.num_layers, sequence)
+        return sequence, at_layer_BSD
+
+    def _choice(
+        self, batch: Rows[EncodedProblem], scores_BS: Tensor, ratio: Decimal, generator: torch.Generator | None
+    ) -> Tensor:
+        """The bias with which the query and the chosen chain tokens alone can be attended to: B, S."""
+        jittered_BS = scores_BS.detach().cpu()
+        if generator is not None:
+            uniform_BS = torch.rand(jittered_BS.shape, generator=generator).clamp(1e-6, 1 - 1e-6)
+            jittered_BS = jittered_BS - (-uniform_BS.log()).log()
+        is_chosen_BS = torch.zeros_like(jittered_BS, dtype=torch.bool)
+        is_query_BS = torch.zeros_like(is_chosen_BS)
+        for row, each in enumerate(batch):
+            start, length = len(each.query), len(each.chain)
+            best = jittered_BS[row, start : start + length].topk(num_kept(ratio, length)).indices
+            is_chosen_BS[row, start + best] = True
+            is_query_BS[row, :start] = True
+        is_chosen_BS, is_query_BS = is_chosen_BS.to(scores_BS.device), is_query_BS.to(scores_BS.device)
+        felt_BS = torch.where(is_chosen_BS, scores_BS - scores_BS.detach(), 0.0)
+        return felt_BS.masked_fill(~(is_chosen_BS | is_query_BS), float("-inf"))
+
+
+@torch.no_grad()
+def chain_scores(scorer: Scorer, states_MD: Tensor) -> Tensor:
+    """Scores of a chain's states at index T, as they were stored: M."""
+    parameter = next(scorer.layers.parameters())
+    scores_1M: Tensor = scorer(states_MD[None].to(parameter.device, parameter.dtype))
+    return scores_1M[0].cpu()
