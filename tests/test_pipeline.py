@@ -209,6 +209,18 @@ def test_the_papers_recipe_trains_layer_by_layer(make_run: MakeRun) -> None:
     assert run.train_psi().num_steps == 3
 
 
+@pytest.mark.parametrize("scorer", ["linear", "mlp"])
+def test_the_learned_selector_gives_the_same_tokens_from_all_indices_or_one(make_run: MakeRun, scorer: str) -> None:
+    changes = {"score.selector": "learned", "score.scorer": scorer, "score.scorer_steps": 3}
+    thick, thin = make_run("thick", **changes), make_run("thin", **changes)
+    thick.precompute()
+    room = sum(path.stat().st_size for path in shard_paths(thick.workspace.folder("precompute"))) / 4 / 1e9
+    thin.precompute(**{"precompute.max_disk": room})
+    kept = [run.score().examples for run in (thick, thin)]
+    assert kept[0] == kept[1]
+    assert (thick.workspace.folder("score", "r0.10") / "scorer.safetensors").exists()
+
+
 def test_controls_and_baselines_have_rows_of_their_own(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()

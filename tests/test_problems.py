@@ -106,6 +106,19 @@ def test_embedded_problems_without_a_limit_are_4000_and_1000() -> None:
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not there")
+def test_test_problems_may_be_longer_than_any_that_training_saw() -> None:
+    problems = load_test(DataConfig(), limit=12, seed=0, steps=(9, 10))
+    assert {problem.num_steps for problem in problems} == {9, 10}
+
+
+def test_a_files_test_problems_are_chosen_by_their_steps(tmp_path: Path) -> None:
+    rows = [{"question": f"q{n}", "answer": "\n".join(["a step"] * n) + "\n#### 1"} for n in (1, 2, 3, 4)]
+    config = DataConfig(test_source=write_jsonl(tmp_path / "a.jsonl", rows))
+    assert [problem.question for problem in load_test(config, limit=None, seed=0, steps=(2, 3))] == ["q2", "q3"]
+    with pytest.raises(UsageError, match="no problem of 7 to 9 steps"):
+        load_test(config, limit=None, seed=0, steps=(7, 9))
+
+
 def test_gsm8ks_own_file_needs_no_settings() -> None:
     loaded = load_training(DataConfig(source=str(GSM8K), limit=None))
     assert (len(loaded.train), len(loaded.validation), loaded.notes) == (7273, 200, [])

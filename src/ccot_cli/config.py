@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from ccot_cli.errors import UsageError
@@ -42,6 +50,24 @@ def ratio_name(ratio: Decimal) -> str:
 
 Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda ratio: f"{ratio:f}", return_type=str)]
 """Compression ratio [r]: 0 answers at once, 1 writes the explicit chain."""
+
+
+MOST_STEPS = 20
+
+
+def check_steps(steps: tuple[int, int]) -> tuple[int, int]:
+    """A range of reasoning steps.
+
+    Raises:
+        ValueError: where it is none, or reaches beyond what the embedded generator tells.
+    """
+    if not 1 <= steps[0] <= steps[1] <= MOST_STEPS:
+        raise ValueError(f"steps are a range within 1 to {MOST_STEPS}, such as 9 to 10")
+    return steps
+
+
+Steps = Annotated[tuple[int, int], AfterValidator(check_steps)]
+"""Fewest and most reasoning steps of a problem."""
 
 
 class Section(BaseModel):
@@ -92,6 +118,8 @@ class DataConfig(Section):
     """Training problems at most."""
     validation_limit: int = Field(default=200, ge=1)
     """Problems kept aside for the validation figures."""
+    steps: Steps | None = None
+    """Fewest and most reasoning steps of a problem; all when absent, which is 2 to 8 for the embedded ones."""
     seed: int = 0
     """Seed of the embedded generator and of the choice of validation problems."""
 
@@ -194,6 +222,8 @@ class EvalConfig(Section):
     """Test problems at most."""
     batch_size: int = Field(default=32, ge=1)
     """Problems at a time."""
+    steps: Steps | None = None
+    """Fewest and most reasoning steps of a test problem; those of data.steps when absent."""
     seed: int = 0
     """Seed of the embedded test problems."""
 

@@ -36,6 +36,15 @@ def evaluate(
     ] = False,
     data: DataOption = None,
     limit: LimitOption = None,
+    steps: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            "--steps",
+            metavar="MIN MAX",
+            help="Only problems of so many reasoning steps; training saw 2 to 8 of the embedded ones.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option("--batch-size", min=1, metavar="B", help="Questions at a time.", rich_help_panel=HOW),
@@ -51,6 +60,7 @@ def evaluate(
 
     ccot eval --limit 500
     ccot eval --ratio 0.1 --controls
+    ccot eval --steps 9 10
     ccot eval --format json | jq '.rows[] | [.method, .ratio, .accuracy]'
     """
     changes = {
@@ -58,6 +68,7 @@ def evaluate(
         "data.test_source": data,
         "eval.limit": limit,
         "eval.batch_size": batch_size,
+        "eval.steps": steps,
         "eval.seed": seed,
     }
     given = {name: value for name, value in changes.items() if value is not None}

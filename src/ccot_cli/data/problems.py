@@ -9,7 +9,7 @@ from itertools import islice
 
 from ccot_cli.config import EMBEDDED, DataConfig
 from ccot_cli.data.rows import Row, names_file, read_rows
-from ccot_cli.data.word_problems import Split, generate
+from ccot_cli.data.word_problems import MAX_STEPS, MIN_STEPS, Split, generate
 from ccot_cli.errors import UsageError
 
 ANSWER_LINE = "####"
@@ -58,12 +58,13 @@ def load_training(config: DataConfig) -> Training:
         ResourceError: where the hub is out of reach.
     """
     if config.source == EMBEDDED:
-        train = _generate("train", config.limit or NUM_TRAIN, seed=config.seed)
-        return Training(train, _generate("validation", config.validation_limit, seed=config.seed), [])
+        train = _generate("train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
+        held_out = _generate("validation", config.validation_limit, seed=config.seed, steps=config.steps)
+        return Training(train, held_out, [])
     problems, bad = _read(config, config.source, config.split)
     if 100 * len(bad) > BAD_ROW_PERCENT * (len(problems) + len(bad)):
         raise _unfit(config.source, problems, bad)
-    distinct = _drop_repeated(problems)
+    distinct = _of_steps(_drop_repeated(problems), config.steps, config.source)
     if len(distinct) < 2:
         raise UsageError(
             f"{config.source} holds one question only",
@@ -76,8 +77,13 @@ def load_training(config: DataConfig) -> Training:
     return Training(train[: config.limit], validation, notes)
 
 
-def load_test(config: DataConfig, *, limit: int | None, seed: int) -> list[Problem]:
+def load_test(
+    config: DataConfig, *, limit: int | None, seed: int, steps: tuple[int, int] | None = None
+) -> list[Problem]:
     """Load the first `limit` test problems, in the source's order; `seed` is the embedded generator's.
+
+    Args:
+        steps: Fewest and most reasoning steps; those of the configuration by default.
 
     No row is passed over: a figure over fewer problems would be another figure.
 
@@ -87,7 +93,7 @@ def load_test(config: DataConfig, *, limit: int | None, seed: int) -> list[Probl
     """
     source = config.test_source or config.source
     if source == EMBEDDED:
-        return _generate("test", limit or NUM_TEST, seed=seed)
+        return _generate("test", limit or NUM_TEST, seed=seed, steps=steps or config.steps)
     if config.test_source is None and names_file(source):
         raise UsageError(
             "no test problems are named",
@@ -96,13 +102,18 @@ def load_test(config: DataConfig, *, limit: int | None, seed: int) -> list[Probl
     problems, bad = _read(config, source, config.test_split)
     if bad:
         raise _unfit(source, problems, bad)
+    if steps is not None:
+        problems = [problem for problem in problems if steps[0] <= problem.num_steps <= steps[1]]
+        if not problems:
+            raise UsageError(f"{source} holds no problem of {steps[0]} to {steps[1]} steps", fix="a wider --steps")
     return problems[:limit]
 
 
-def _generate(split: Split, count: int, *, seed: int) -> list[Problem]:
+def _generate(split: Split, count: int, *, seed: int, steps: tuple[int, int] = (MIN_STEPS, MAX_STEPS)) -> list[Problem]:
+    made = generate(split, seed=seed, min_steps=steps[0], max_steps=steps[1])
     return [
-        Problem(f"{split}-{seed}-{index}", made.question, *split_solution(made.solution))
-        for index, made in enumerate(islice(generate(split, seed=seed), count))
+        Problem(f"{split}-{seed}-{index}", each.question, *split_solution(each.solution))
+        for index, each in enumerate(islice(made, count))
     ]
 
 

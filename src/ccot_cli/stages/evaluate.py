@@ -108,7 +108,7 @@ def run(
         UsageError: where no test problems are named.
     """
     methods = find_methods(workspace, settings)
-    problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed)
+    problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed, steps=settings.eval.steps)
     problems.sort(key=lambda problem: len(problem.question))
     rows, predictions = [], []
     for reasoner in _reasoners(methods, ratios, has_controls):

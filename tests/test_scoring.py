@@ -1,0 +1,139 @@
+"""Scores of chain tokens: what they announce, and what a trained scorer makes of them."""
+
+from collections.abc import Sequence as Rows
+from decimal import Decimal
+from itertools import islice
+
+import pytest
+import torch
+from conftest import shaken
+
+from ccot_cli.config import ModelConfig
+from ccot_cli.data.problems import Problem, split_solution
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.data.word_problems import generate
+from ccot_cli.models.adapters import PSI, Adapters
+from ccot_cli.models.predictive import announcements, surprisals
+from ccot_cli.models.psi import answer_loss
+from ccot_cli.models.scorer import CHAIN_WEIGHT, Scorer, ScorerTraining, chain_scores
+from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.tensors.select import best, num_kept
+
+LAYER = 2
+RATIO = Decimal("0.2")
+
+
+def encoded(theta: Theta, count: int) -> list[EncodedProblem]:
+    problems = []
+    for number, problem in enumerate(islice(generate("train", max_steps=3), count)):
+        chain, answer = split_solution(problem.solution)
+        problems.append(theta.encoder.problem(Problem(str(number), problem.question, chain, answer)))
+    return problems
+
+
+def test_surprisals_are_those_of_the_models_own_logits(theta: Theta) -> None:
+    problems = encoded(theta, 3)
+    found = dict(surprisals(theta, problems, batch_tokens=300))
+    for number, problem in enumerate(problems):
+        ids = [*problem.query, *problem.chain, *theta.encoder.answer_marker]
+        logits = theta.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+        start, length = len(problem.query), len(problem.chain)
+        expected = [-logits[start + place, ids[start + place + 1]].item() for place in range(length)]
+        assert found[number] == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_equals_sign_announces_most_and_numbers_little() -> None:
+    theta = load_theta(ModelConfig())
+    scores = announcements(theta, encoded(theta, 60), batch_tokens=8192)
+
+    def score(text: str) -> float:
+        return float(scores[theta.encoder.tokenizer(text, add_special_tokens=False).input_ids[-1]])
+
+    assert scores.argmax() == theta.encoder.tokenizer(" =", add_special_tokens=False).input_ids[-1]
+    assert score(" =") > 2 * score(".")
+    assert score(" =") > score(" has") > score(" left")
+
+
+def make_training(theta: Theta, adapters: Adapters, kind: str = "linear") -> ScorerTraining:
+    return ScorerTraining(
+        theta,
+        adapters,
+        Scorer(theta, kind, seed=0),  # type: ignore[arg-type]
+        encoded(theta, 6),
+        layer=LAYER,
+        num_steps=8,
+        batch_size=3,
+        learning_rate=1e-2,
+        optimiser="muon",
+        seed=0,
+    )
+
+
+def slow_loss(training: ScorerTraining, batch: Rows[EncodedProblem], push: float = 0.0, pushed: int = 0) -> float:
+    """One problem at a time, with `push` added to the attention logits of one of the first problem's columns."""
+    theta, total = training.theta, []
+    for row, problem in enumerate(batch):
+        gold, states = training._gold([problem])
+        scores = training.scorer(states)[0]
+        start, length = len(problem.query), len(problem.chain)
+        kept = [start + position for position in best(scores[start:], num_kept(RATIO, length))]
+        bias = torch.full((1, start + length), float("-inf"))
+        bias[0, :start] = 0.0
+        bias[0, kept] = 0.0
+        if row == 0:
+            bias[0, pushed] += push
+        answer, chain = gold.copy(), gold.copy()
+        answer.bias_BS = chain.bias_BS = bias
+        total.append(
+            (
+                answer_loss(theta, training.adapters, answer, [theta.encoder.answer_marker], [problem.answer]),
+                answer_loss(theta, training.adapters, chain, [problem.query[-1:]], [problem.chain]),
+                len(problem.answer),
+                length,
+            )
+        )
+    answers = sum(float(loss) * count for loss, _, count, _ in total) / sum(count for *_, count, _ in total)
+    chains = sum(float(loss) * count for _, loss, _, count in total) / sum(count for *_, count in total)
+    return answers + CHAIN_WEIGHT * chains
+
+
+@torch.no_grad()
+def chosen_column(training: ScorerTraining, problem: EncodedProblem) -> int:
+    _, states = training._gold([problem])
+    start = len(problem.query)
+    return start + best(training.scorer(states)[0, start:], num_kept(RATIO, len(problem.chain)))[0]
+
+
+def test_the_scorers_gradient_is_what_pushing_a_chosen_tokens_attention_does(theta: Theta) -> None:
+    adapters = shaken(theta, PSI)
+    training = make_training(theta, adapters)
+    batch = training.problems[:3]
+    column = chosen_column(training, batch[0])
+    gold, states = training._gold(batch)
+    scores = training.scorer(states).detach().requires_grad_()
+    training.scorer.forward = lambda states_BMD: scores  # type: ignore[method-assign]
+    training._gold = lambda batch: (gold.copy(), states)  # type: ignore[method-assign]
+    loss = training.loss(batch, RATIO, generator=None)
+    [gradient] = torch.autograd.grad(loss, scores)
+    fresh = make_training(theta, adapters)
+    with torch.no_grad():
+        assert float(loss) == pytest.approx(slow_loss(fresh, batch), abs=1e-4)
+        push = 0.05
+        sides = [slow_loss(fresh, batch, sign * push, column) for sign in (1, -1)]
+    assert float(gradient[0, column]) == pytest.approx((sides[0] - sides[1]) / (2 * push), abs=2e-3, rel=5e-2)
+    # What was not chosen is not felt.
+    felt = gradient[0].nonzero().flatten().tolist()
+    assert len(felt) <= num_kept(RATIO, len(batch[0].chain))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_training_moves_the_scorer(llama: Theta, kind: str) -> None:
+    adapters = shaken(llama)
+    training = make_training(llama, adapters, kind)
+    before = [parameter.detach().clone() for parameter in training.scorer.layers.parameters()]
+    losses = list(training.steps())
+    assert len(losses) == 8
+    after = list(training.scorer.layers.parameters())
+    assert all(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    states = torch.randn(7, 32, generator=torch.Generator().manual_seed(0))
+    assert chain_scores(training.scorer, states).shape == (7,)
