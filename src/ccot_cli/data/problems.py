@@ -102,15 +102,22 @@ def load_test(
     problems, bad = _read(config, source, config.test_split)
     if bad:
         raise _unfit(source, problems, bad)
-    if steps is not None:
-        problems = [problem for problem in problems if steps[0] <= problem.num_steps <= steps[1]]
-        if not problems:
-            raise UsageError(f"{source} holds no problem of {steps[0]} to {steps[1]} steps", fix="a wider --steps")
-    return problems[:limit]
+    return _of_steps(problems, steps or config.steps, source)[:limit]
 
 
-def _generate(split: Split, count: int, *, seed: int, steps: tuple[int, int] = (MIN_STEPS, MAX_STEPS)) -> list[Problem]:
-    made = generate(split, seed=seed, min_steps=steps[0], max_steps=steps[1])
+def _of_steps(problems: list[Problem], steps: tuple[int, int] | None, source: str) -> list[Problem]:
+    """The problems whose number of reasoning steps is in a range."""
+    if steps is None:
+        return problems
+    chosen = [problem for problem in problems if steps[0] <= problem.num_steps <= steps[1]]
+    if not chosen:
+        raise UsageError(f"{source} holds no problem of {steps[0]} to {steps[1]} steps", fix="a wider range of steps")
+    return chosen
+
+
+def _generate(split: Split, count: int, *, seed: int, steps: tuple[int, int] | None) -> list[Problem]:
+    fewest, most = steps or (MIN_STEPS, MAX_STEPS)
+    made = generate(split, seed=seed, min_steps=fewest, max_steps=most)
     return [
         Problem(f"{split}-{seed}-{index}", each.question, *split_solution(each.solution))
         for index, each in enumerate(islice(made, count))
