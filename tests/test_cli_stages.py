@@ -15,7 +15,8 @@ SETTINGS = """
 ratios: ["0.1"]
 model: {{name: {model}}}
 data: {{limit: 12, validation_limit: 4}}
-train_phi: {{autoregressive_layer: 2, lora_rank: 4, epochs: 1, batch_size: 8}}
+score: {{ceiling_steps: 2}}
+train_phi: {{autoregressive_layer: 2, lora_rank: 4, taught_epochs: 1, epochs: 1, batch_size: 8}}
 train_psi: {{lora_rank: 4, epochs: 1, batch_size: 8}}
 eval: {{limit: 4, batch_size: 4}}
 decoding: {{max_chain_tokens: 12}}
@@ -55,7 +56,7 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
 def test_each_stage_prints_its_result_and_names_the_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command, result, following in (
         ("precompute", "12 training and 4 validation problems", "ccot score"),
-        ("score", "r = 0.1: even keeps", "ccot train-phi"),
+        ("score", "r = 0.1: predictive keeps", "ccot train-phi"),
         ("train-phi", "validation", "ccot train-psi"),
         ("train-psi", "validation accuracy", "ccot eval"),
     ):
@@ -113,6 +114,38 @@ def test_eval_draws_a_table_and_says_where_it_is_kept(trained: Path, capsys: pyt
     folder = next((trained / "eval").iterdir())
     assert folder.name in out
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "metrics.json", "predictions.jsonl"}
+
+
+def test_eval_shows_controls_and_baselines_beside_the_method(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = output(capsys, "train-baseline", "pause", "--ratio", "0.1")
+    assert "pause at r = 0.1, " in out
+    assert "validation accuracy" in out
+    assert "next:  ccot eval" in err
+    out, _ = output(capsys, "eval", "--ratio", "0.1", "--controls", "--no-save")
+    named = [line.split("  ")[0].strip() for line in out.splitlines() if "10x" in line]
+    assert named == ["ccot", "ccot, zeroed", "ccot, shuffled", "ccot, noise", "ccot, untrained", "pause"]
+    out, _ = output(capsys, "status", "--format", "json")
+    assert {"stage": "train-baseline", "key": "pause-r0.10", "state": "ready"}.items() <= next(
+        row for row in json.loads(out)["artifacts"] if row["stage"] == "train-baseline"
+    ).items()
+
+
+def test_eval_of_longer_problems_counts_their_steps(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output(capsys, "eval", "--ratio", "0", "--steps", "9", "10", "--format", "json", "--no-save")
+    assert json.loads(out)["rows"][0]["by_steps"].keys() <= {"9", "10"}
+    _, err = output(capsys, "eval", "--steps", "9", "2", code=2)
+    assert "steps are a range" in err
+
+
+def test_score_prints_the_gold_ceiling_when_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output(capsys, "precompute")
+    out, _ = output(capsys, "score", "--gold-ceiling")
+    assert "gold ceiling 0." in out
+    assert "even spacing keeps too" in out
+    out, _ = output(capsys, "score", "--gold-ceiling", "--format", "json")
+    [result] = json.loads(out)
+    assert result["gold_ceiling"]["share"]["n"] == 4
+    assert len(result["examples"]) == 3
 
 
 def test_ask_prints_one_line_of_answer_and_nothing_else(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

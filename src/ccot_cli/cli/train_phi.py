@@ -1,7 +1,7 @@
 """Train the generator of contemplation tokens."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,22 +22,36 @@ from ccot_cli.cli.options import (
 def train_phi(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
+    schedule: Annotated[
+        Literal["joint", "layerwise"] | None,
+        typer.Option(
+            help="All layers together, in the end on own rollouts; or one after another, as in the paper.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     layer: Annotated[
         int | None,
         typer.Option(min=1, metavar="L", help="Layer whose state is fed back (l in the paper).", rich_help_panel=HOW),
+    ] = None,
+    taught_epochs: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Passes from gold inputs, before the rollouts.", rich_help_panel=HOW),
     ] = None,
     epochs: EpochsOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     format: FormatOption = "text",
 ) -> None:
-    """Train φ, which generates the contemplation tokens, layer by layer.
+    """Train φ, which generates the contemplation tokens.
 
     ccot train-phi --ratio 0.1
     ccot train-phi --ratio 0.05 --ratio 0.1 --layer 4
+    ccot train-phi --schedule layerwise         (the paper's; with 'ccot score --selector even')
     """
     changes = {
+        "train_phi.schedule": schedule,
         "train_phi.autoregressive_layer": layer,
+        "train_phi.taught_epochs": taught_epochs,
         "train_phi.epochs": epochs,
         "train_phi.seed": seed,
         "model.device": device,
@@ -53,11 +67,25 @@ def train_phi(
         if results[-1].was_ready:
             progress.say("ready already; nothing to do")
         if format == "text":
-            print_line(f"r = {each:f}: scaled error of every layer on validation (0 perfect, 1 no better than a mean)")
-            names = ("layer", "untrained_loss", "validation_loss", "train_loss")
-            head = ("  layer", "untrained", "validation", "train")
-            body = [(f"  {row['layer']}", *(f"{row[name]:.3f}" for name in names[1:])) for row in results[-1].layers]
-            print_table([head, *body], align="<>>>")
+            _show(asdict(results[-1]))
     if format == "json":
         print_json([asdict(result) for result in results])
     progress.say(f"next:  {found.command('train-psi', *(f'--ratio={each:f}' for each in ratios if ratio))}")
+
+
+def _show(result: dict[str, Any]) -> None:
+    """What φ's rollouts are like on validation."""
+    report = result["report"]
+    losses, read = report["losses"], list(zip(report["gold_read"], report["generated_read"], strict=True))
+    print_line(
+        f"r = {result['ratio']}: {result['schedule']}, {result['num_steps']:,} steps; φ's rollouts on validation"
+        " (error: 0 is perfect, 1 no better than a mean)"
+    )
+    head = ("  state at", "error", "a probe reads the next number: gold", "generated")
+    body = [
+        ("  l", f"{losses[0]:.3f}", *(f"{each:.3f}" for each in read[0])),
+        ("  L", f"{losses[-1]:.3f}", *(f"{each:.3f}" for each in read[1])),
+    ]
+    print_table([head, *body], align="<>>>")
+    shown = [f"{error:.2f}" for error in report["position_errors"][:12]]
+    print_line(f"  error by token: {' '.join(shown)}{' …' if len(report['position_errors']) > len(shown) else ''}")
