@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import MakeTheta
+from conftest import MakeTheta, shaken
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
@@ -124,3 +124,46 @@ def test_the_same_seed_gives_the_same_adapter_and_leaves_the_global_state_alone(
     adapters = Adapters(other)
     adapters.add(PHI, rank=4, alpha=8, seed=1)
     assert all(torch.equal(first[name], tensor) for name, tensor in adapters.state(PHI).items())
+
+
+def test_merged_copies_compute_what_the_adapter_does_and_leave_theta_alone(theta: Theta) -> None:
+    adapters = shaken(theta, PHI, PSI)
+    ids = torch.arange(3, 15)[None]
+    before = {name: parameter.detach().clone() for name, parameter in adapters.named_parameters()}
+    for name in (PHI, PSI):
+        adapters.use(name)
+        expected = theta.model(ids).logits
+        with torch.no_grad():
+            adapters.use(name)
+            torch.testing.assert_close(theta.model(ids).logits, expected.detach(), atol=1e-4, rtol=1e-4)
+    adapters.use(None)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in adapters.named_parameters())
+
+
+def test_merged_copies_are_made_again_when_the_adapter_has_changed(llama: Theta) -> None:
+    adapters = shaken(llama, PHI)
+    ids = torch.arange(3, 15)[None]
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad():
+            adapters.use(PHI)
+            return llama.model(ids).logits
+
+    first, again = logits(), logits()
+    assert torch.equal(first, again)
+    with torch.no_grad():
+        next(iter(adapters.parameters(PHI).values())).add_(0.5)
+    changed = logits()
+    assert not torch.allclose(first, changed, atol=1e-3)
+    adapters.use(PHI)
+    torch.testing.assert_close(changed, llama.model(ids).logits.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_an_adapter_that_is_trained_is_never_merged(llama: Theta) -> None:
+    adapters = shaken(llama, PHI)
+    adapters.train_only(adapters.names(PHI))
+    with torch.no_grad():
+        adapters.use(PHI)
+    adapters.use(PHI)
+    llama.model(torch.arange(3, 15)[None]).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in adapters.parameters(PHI).values())

@@ -2,17 +2,24 @@
 
 PEFT re-enables gradients whenever an adapter is switched. Here one set of trainable parameters is declared, kept and
 re-applied after every switch, so that switching changes which weights compute and nothing else.
+
+Where no gradient is wanted and the model is small, an adapter computes with merged copies of its matrices, one product
+instead of three. θ's own are never touched: merged in place and back, they would drift.
 """
 
 import json
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from peft import LoraConfig, LoraModel, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora.layer import Linear as LoraLinear
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -22,16 +29,28 @@ from ccot_cli.errors import CorruptError
 from ccot_cli.models.theta import Theta
 
 PHI, PSI = "phi", "psi"
+MOST_MERGED_BYTES = 2 * 10**9
+"""Size of θ up to which adapters keep merged copies."""
 _LAYER_NUMBER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
 class Adapters:
     """The adapters of one base model. θ itself is `use(None)`."""
 
-    def __init__(self, theta: Theta) -> None:
+    def __init__(self, theta: Theta, *, merges: bool | None = None) -> None:
+        """Attach nothing yet.
+
+        Args:
+            merges: Whether to compute with merged copies where no gradient is wanted; by default where θ is small and
+                in float32, which loses nothing by merging.
+        """
         self.theta = theta
+        self.merges = (
+            theta.dtype == torch.float32 and _num_bytes(theta) <= MOST_MERGED_BYTES if merges is None else merges
+        )
         self._peft: PeftModel | None = None
         self._trainable: set[str] = set()
+        self._merged: dict[str, _Merged] = {}
 
     def add(self, name: str, *, rank: int, alpha: int, seed: int) -> None:
         """Attach a fresh adapter to every linear layer of the decoder. It starts equal to θ (LoRA's B is zero)."""
@@ -50,6 +69,7 @@ class Adapters:
             self._attach(name, config)
 
     def _attach(self, name: str, config: LoraConfig) -> None:
+        self._merged.pop(name, None)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
             # PEFT 0.21 asks transformers 5.23 for an attribute by its old name.
@@ -119,6 +139,28 @@ class Adapters:
             self._tuner.enable_adapter_layers()
             self._tuner.set_adapter(name)
         self._freeze()
+        self._choose_weights(name)
+
+    def _choose_weights(self, name: str | None) -> None:
+        """Put merged copies in place where no gradient is wanted, and take them away where one is."""
+        if name is None or not self.merges or torch.is_grad_enabled():
+            for module in self._lora_layers():
+                module.__dict__.pop("forward", None)
+            return
+        kept = self._merged.get(name)
+        if kept is None or kept.versions != self._versions(name):
+            kept = self._merged[name] = _Merged(
+                self._versions(name), [_merge(each, name) for each in self._lora_layers()]
+            )
+        for module, forward in zip(self._lora_layers(), kept.forwards, strict=True):
+            module.__dict__["forward"] = forward
+
+    def _lora_layers(self) -> list[LoraLinear]:
+        return [module for module in self.theta.model.modules() if isinstance(module, LoraLinear)]
+
+    def _versions(self, name: str) -> list[int]:
+        """Changes whenever a number of the adapter does."""
+        return [parameter._version for parameter in self.parameters(name).values()]
 
     def train_only(self, names: Iterable[str]) -> None:
         """Declare the exact set of trainable parameters, by their names in `named_parameters`."""
@@ -148,6 +190,26 @@ class Adapters:
         """The adapter's tensors as PEFT saves them."""
         state: dict[str, Tensor] = get_peft_model_state_dict(self.peft, adapter_name=name)
         return state
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Functions that compute what the LoRA layers do, with one matrix each."""
+
+    versions: list[int]
+    forwards: list[Callable[[Tensor], Tensor]]
+
+
+@torch.no_grad()
+def _merge(module: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
+    base = cast(nn.Linear, module.get_base_layer())
+    weight = base.weight + module.get_delta_weight(name)
+    # GPT-2's modules have no bias-free form and keep their matrices transposed.
+    return partial(F.linear, weight=weight.T.contiguous() if isinstance(base, Conv1D) else weight, bias=base.bias)
+
+
+def _num_bytes(theta: Theta) -> int:
+    return sum(parameter.nbytes for parameter in theta.model.parameters())
 
 
 def _layer_of(parameter_name: str) -> int:

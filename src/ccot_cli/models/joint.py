@@ -77,7 +77,6 @@ def generate(
     mask_BK = torch.arange(gold_BJID.shape[1] - 1, device=theta.device)[None] < counts_B[:, None]
     fed_BJD = gold_BJID[:, :, layer].to(theta.dtype)
     sequence = queries.sequence(numbers)
-    adapters.use(PHI)
     num_query = sequence.mask_BS.shape[1]
     inputs_BKD, lower_BKD = fed_BJD[:, :-1], None
     if gold_share < 1:
@@ -87,10 +86,12 @@ def generate(
             return torch.where(is_gold_BK[:, column, None], fed_BJD[:, column + 1], state_BD)
 
         with torch.set_grad_enabled(through_rollout and torch.is_grad_enabled()):
+            adapters.use(PHI)
             inputs_BKD, lower_BKD = feed_back(
                 theta, sequence, fed_BJD[:, 0], mask_BK, layer=layer, instead=instead if gold_share else None
             )
     if lower_BKD is None or not through_rollout:
+        adapters.use(PHI)
         sequence.crop(num_query)
         sequence.extend(mask_BK)
         lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
