@@ -251,6 +251,8 @@ def train_methods() -> None:
 SHIPPED_SETTINGS: dict[str, Any] = {
     "data.limit": 20_000,
     "data.validation_limit": 500,
+    "train_phi.lora_rank": 128,
+    "train_phi.lora_alpha": 128,
     "train_phi.taught_epochs": 8,
     "train_phi.epochs": 4,
     "train_psi.epochs": 2,

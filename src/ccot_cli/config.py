@@ -171,13 +171,13 @@ class TrainPhiConfig(Section):
     """All layers together and on own rollouts, or one layer after another as in the paper."""
     autoregressive_layer: int = Field(default=6, ge=1)
     """Hidden-state index fed back as the next input [l]."""
-    lora_rank: int = Field(default=128, ge=1)
+    lora_rank: int = Field(default=64, ge=1)
     """Rank of the adapter."""
-    lora_alpha: int = Field(default=128, ge=1)
+    lora_alpha: int = Field(default=64, ge=1)
     """The adapter's output is scaled by lora_alpha / lora_rank."""
-    taught_epochs: int = Field(default=4, ge=0)
+    taught_epochs: int = Field(default=16, ge=0)
     """Passes over the data from gold inputs, before the rollouts; joint only."""
-    epochs: int = Field(default=4, ge=0)
+    epochs: int = Field(default=8, ge=0)
     """Passes over the data: on own rollouts (joint), or for each layer (layerwise)."""
     through_rollout: bool = False
     """Whether gradients pass from token to token; joint only."""
@@ -289,8 +289,16 @@ PRESETS = {
         model=ModelConfig(name="meta-llama/Llama-2-7b-chat-hf", prompt="[INST] {question} [/INST] "),
         data=DataConfig(source="openai/gsm8k", subset="main", limit=None),
         precompute=PrecomputeConfig(scorer_layer=3),
+        score=ScoreConfig(selector="learned"),
         train_phi=TrainPhiConfig(
-            autoregressive_layer=15, lora_rank=128, lora_alpha=128, optimiser="adamw", learning_rate=1e-4
+            schedule="layerwise",
+            epochs=3,
+            batch_size=32,
+            autoregressive_layer=15,
+            lora_rank=128,
+            lora_alpha=128,
+            optimiser="adamw",
+            learning_rate=1e-4,
         ),
         train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, optimiser="adamw", learning_rate=1e-4),
         eval=EvalConfig(limit=None),

@@ -18,7 +18,10 @@ QUESTION = (
     "Ben gives 8 pens to a friend. How many pens does Ben have?"
 )
 RATIO = Decimal("0.1")
-NUM_TRAIN, NUM_TEST = 2000, 300
+STEPS = (2, 3)
+"""Short problems: minutes are enough to learn to contemplate on them."""
+NUM_TRAIN, NUM_TEST = 4000, 400
+TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 9, 4, 3
 
 
 def demo(
@@ -37,14 +40,15 @@ def demo(
         _show("init", str(folder))
         init.init(folder)
     place = ("-w", str(folder))
-    _show("precompute", *place, "--limit", str(NUM_TRAIN))
-    precompute.precompute(workspace=folder, limit=NUM_TRAIN)
+    _show("precompute", *place, "--limit", str(NUM_TRAIN), "--steps", *map(str, STEPS))
+    precompute.precompute(workspace=folder, limit=NUM_TRAIN, steps=STEPS)
     _show("score", *place, "--ratio", f"{RATIO}")
     score.score(workspace=folder, ratio=[RATIO])
-    _show("train-phi", *place, "--ratio", f"{RATIO}")
-    train_phi.train_phi(workspace=folder, ratio=[RATIO])
-    _show("train-psi", *place, "--ratio", "0", "--ratio", f"{RATIO}")
-    train_psi.train_psi(workspace=folder, ratio=[Decimal(0), RATIO])
+    epochs = ("--taught-epochs", str(TAUGHT_EPOCHS), "--epochs", str(EPOCHS))
+    _show("train-phi", *place, "--ratio", f"{RATIO}", *epochs)
+    train_phi.train_phi(workspace=folder, ratio=[RATIO], taught_epochs=TAUGHT_EPOCHS, epochs=EPOCHS)
+    _show("train-psi", *place, "--ratio", "0", "--ratio", f"{RATIO}", "--epochs", str(ANSWER_EPOCHS))
+    train_psi.train_psi(workspace=folder, ratio=[Decimal(0), RATIO], epochs=ANSWER_EPOCHS)
     _show("eval", *place, "--limit", str(NUM_TEST))
     eval.evaluate(workspace=folder, limit=NUM_TEST)
     _show("ask", *place, "--ratio", f"{RATIO}", QUESTION)

@@ -17,6 +17,7 @@ from ccot_cli.cli.options import (
     LimitOption,
     RatioOption,
     SeedOption,
+    StepsOption,
     WorkspaceOption,
 )
 from ccot_cli.config import Settings, override
@@ -36,15 +37,7 @@ def evaluate(
     ] = False,
     data: DataOption = None,
     limit: LimitOption = None,
-    steps: Annotated[
-        tuple[int, int] | None,
-        typer.Option(
-            "--steps",
-            metavar="MIN MAX",
-            help="Only problems of so many reasoning steps; training saw 2 to 8 of the embedded ones.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
+    steps: StepsOption = None,
     batch_size: Annotated[
         int | None,
         typer.Option("--batch-size", min=1, metavar="B", help="Questions at a time.", rich_help_panel=HOW),

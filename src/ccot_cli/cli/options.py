@@ -66,6 +66,15 @@ RatioOption = Annotated[
 LimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, metavar="N", help="Problems at most.", rich_help_panel=WHAT)
 ]
+StepsOption = Annotated[
+    tuple[int, int] | None,
+    typer.Option(
+        "--steps",
+        metavar="MIN MAX",
+        help="Only problems of so many reasoning steps; the embedded ones have 2 to 8 unless asked for others.",
+        rich_help_panel=WHAT,
+    ),
+]
 SeedOption = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Seed of what is random.", rich_help_panel=HOW)
 ]

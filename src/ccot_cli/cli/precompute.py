@@ -14,6 +14,7 @@ from ccot_cli.cli.options import (
     LimitOption,
     ModelOption,
     SeedOption,
+    StepsOption,
     WorkspaceOption,
     resolve,
 )
@@ -25,6 +26,7 @@ def precompute(
     model: ModelOption = None,
     data: DataOption = None,
     limit: LimitOption = None,
+    steps: StepsOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     max_disk: Annotated[
@@ -48,12 +50,14 @@ def precompute(
 
     ccot precompute -w my-run --dry-run
     ccot precompute --data train.jsonl --limit 1000
+    ccot precompute --steps 2 3
     """
     changes = {
         "model.name": model,
         "model.device": device,
         "data.source": data,
         "data.limit": limit,
+        "data.steps": steps,
         "data.seed": seed,
         "precompute.max_disk": max_disk,
     }
