@@ -69,7 +69,7 @@ PHASES = (
 )
 """Numbers as they come first, then smaller ones, then those of the shipped problems until they are right."""
 
-RATIOS = (Decimal("0.1"), Decimal(0), Decimal("0.05"))
+RATIOS = (Decimal(0), Decimal("0.05"), Decimal("0.1"))
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

@@ -152,11 +152,12 @@ class _Job:
         """ψ, then END with ψ frozen, then a look at the validation problems."""
         chosen = self.settings.train_psi
         queries = self._queries(self.train_examples, "train", build) if self.phi else None
+        context = self._context(queries)
         training = PsiTraining(
             self.theta,
             self.adapters,
             self.train_examples,
-            self._context(queries),
+            context,
             epochs=chosen.epochs,
             batch_size=chosen.batch_size,
             learning_rate=chosen.learning_rate,
@@ -178,7 +179,9 @@ class _Job:
         end = None
         if queries:
             self.adapters.save(PHI, build.folder)
-            end = self._train_end(build, queries)
+            # What φ is fed has changed only where its layers up to l have learned.
+            kept = context.rollouts if isinstance(context, RolloutContext) else self._roll_out(self.train_examples)
+            end = self._train_end(build, queries, kept)
         accuracy, mean_tokens = validate(
             self.theta, self.adapters, build.folder, self.held_out, self.settings, self.progress
         )
@@ -193,16 +196,16 @@ class _Job:
             end=end,
         )
 
-    def _train_end(self, build: Build, queries: Queries) -> dict[str, float]:
+    def _train_end(self, build: Build, queries: Queries, rollouts: Rollouts) -> dict[str, float]:
         """Fit END on rollouts of the training problems and judge it on validation's."""
         held_out = self._examples(self.held_out)
-        held_queries = self._queries(held_out, "validation", build)
+        pairs = (
+            (queries, rollouts),
+            (self._queries(held_out, "validation", build), self._roll_out(held_out)),
+        )
         states = [
-            last_states(
-                RolloutContext(self.theta, self.adapters, kept, self._roll_out(examples), self.layer),
-                batch_size=self._forward_size,
-            )
-            for examples, kept in ((self.train_examples, queries), (held_out, held_queries))
+            last_states(RolloutContext(self.theta, self.adapters, *pair, self.layer), batch_size=self._forward_size)
+            for pair in pairs
         ]
         end = fit_end(*states[0])
         end.save(build.folder)
