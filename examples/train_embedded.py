@@ -316,7 +316,8 @@ beyond those problems.
 - θ: {steps:,} steps of 32 problems in three phases, from wide ranges of numbers to those of the shipped problems
   (`PHASES` in the script), with Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores that had other
   work too.
-- φ, ψ and END: 4,000 training problems, the settings of `ccot init`, seed 0.
+- φ, ψ and END at r = 0.1: 20,000 training problems, the settings of `ccot init` but for those that the script names
+  (`SHIPPED_SETTINGS`), seed 0. r = 0 is plain fine-tuning on 4,000 problems, 750 steps.
 - Stored in bfloat16, computed in float32 on a CPU.
 
 Exact match on {n:,} problems of the test split, which shares no problem with training (95 % Wilson interval), and the

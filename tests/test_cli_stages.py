@@ -123,7 +123,8 @@ def test_eval_shows_controls_and_baselines_beside_the_method(trained: Path, caps
     assert "next:  ccot eval" in err
     out, _ = output(capsys, "eval", "--ratio", "0.1", "--controls", "--no-save")
     named = [line.split("  ")[0].strip() for line in out.splitlines() if "10x" in line]
-    assert named == ["ccot", "ccot, zeroed", "ccot, shuffled", "ccot, noise", "ccot, untrained", "pause"]
+    names = ["ccot", "ccot, zeroed", "ccot, shuffled", "ccot, noise", "ccot, untrained", "pause"]
+    assert named == 2 * names  # by method, and by steps
     out, _ = output(capsys, "status", "--format", "json")
     assert {"stage": "train-baseline", "key": "pause-r0.10", "state": "ready"}.items() <= next(
         row for row in json.loads(out)["artifacts"] if row["stage"] == "train-baseline"

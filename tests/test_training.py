@@ -34,6 +34,8 @@ from ccot_cli.models.psi_training import (
     QueryContext,
     RolloutContext,
     UnrolledContext,
+    end_loss,
+    is_last,
     judge_end,
     last_states,
     roll_out,
@@ -560,3 +562,31 @@ def test_the_query_is_never_taught(llama: Theta) -> None:
     training = psi_training(llama, adapters, psi_examples(llama))
     training.loss([0, 1]).backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is None for name, parameter in adapters.named_parameters() if "lora_" not in name)
+
+
+def test_the_end_loss_is_that_of_a_linear_classifier_and_marks_every_rows_last_token() -> None:
+    mask = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
+    assert is_last(mask).tolist() == [[False, True, False], [False, False, True], [True, False, False]]
+    last = torch.randn(3, 3, 4, generator=seeded(0))
+    weights = torch.randn(1, 5, generator=seeded(1))
+    losses = []
+    for row, column in mask.nonzero().tolist():
+        state = last[row, column] / last[row, column].norm() * 2
+        logit = float(state @ weights[0, :4] + weights[0, 4])
+        says = torch.sigmoid(torch.tensor(logit if column == int(mask[row].sum()) - 1 else -logit))
+        losses.append(-float(says.log()))
+    assert float(end_loss(weights, last, mask)) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+
+
+def test_end_is_taught_to_phi_where_phi_learns_with_psi(llama: Theta) -> None:
+    adapters = shaken(llama, PHI)
+    examples = psi_examples(llama)
+    for unfreeze, is_taught in (("above", True), ("all", True), ("none", False)):
+        training = psi_training(llama, adapters, examples, unfreeze=unfreeze)
+        assert ("end" in training.optimiser.parameters) == is_taught
+    # Its weights start at zero; once they are not, the last layer of φ learns from it too.
+    training = psi_training(llama, adapters, examples)
+    training.end_1W.data.normal_(generator=seeded(2))
+    training.loss([0, 1, 2]).backward()  # type: ignore[no-untyped-call]
+    last = adapters.parameters(PHI, layers=range(llama.num_layers - 1, llama.num_layers))
+    assert all(parameter.grad is not None for name, parameter in last.items() if "down_proj" in name)

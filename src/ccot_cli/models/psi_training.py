@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -150,13 +151,16 @@ class UnrolledContext:
         return self.adapters.parameters(PHI)
 
     def sequence(self, numbers: Rows[int]) -> Sequence:
+        return self.replay(numbers)[0]
+
+    def replay(self, numbers: Rows[int]) -> tuple[Sequence, Tensor, Tensor]:
+        """What `RolloutContext.replay` returns."""
         sequence = self.queries.sequence(numbers)
         self.adapters.use(PHI)
         first_BD = torch.stack([self.firsts[number] for number in numbers]).to(self.theta.device)
         mask_BK = _mask([self.counts[number] for number in numbers], self.theta.device)
         _, lower_BKD = feed_back(self.theta, sequence, first_BD, mask_BK, layer=self.layer)
-        self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence)
-        return sequence
+        return sequence, self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence), mask_BK
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,26 @@ def _mask(counts: Rows[int], device: torch.device) -> Tensor:
     return torch.arange(max(counts), device=device)[None] < counts_B[:, None]
 
 
+END_WEIGHT = 0.5
+"""Weight of END's loss beside the answer's, where φ learns with ψ."""
+
+
+def end_loss(weights_1W: Tensor, last_BKD: Tensor, mask_BK: Tensor) -> Tensor:
+    """Binary cross-entropy of a linear END on states of unit size, with a bias as its last weight.
+
+    It serves to teach φ's layers above l; the END that is used is fitted afterwards.
+    """
+    states_MD = last_BKD[mask_BK].float()
+    unit_MD = F.normalize(states_MD, dim=-1) * states_MD.shape[-1] ** 0.5
+    logits_M = (F.pad(unit_MD, (0, 1), value=1.0) @ weights_1W.T)[:, 0]
+    return F.binary_cross_entropy_with_logits(logits_M, is_last(mask_BK)[mask_BK].float())
+
+
+def is_last(mask_BK: Tensor) -> Tensor:
+    """True at every row's last token; its tokens come first."""
+    return mask_BK & ~F.pad(mask_BK[:, 1:], (0, 1))
+
+
 class PsiTraining:
     """Steps over the data set; which parameters learn is fixed on construction."""
 
@@ -211,6 +235,10 @@ class PsiTraining:
         self.batch_size, self.seed = batch_size, seed
         parameters = {**adapters.parameters(PSI), **context.trained}
         adapters.train_only(parameters)
+        width = theta.model.config.hidden_size
+        self.end_1W = nn.Parameter(torch.zeros(1, width + 1, device=theta.device))
+        if self._teaches_end:
+            parameters["end"] = self.end_1W
         self.steps_per_epoch = -(-len(examples) // batch_size)
         num_steps = epochs * self.steps_per_epoch
         self.optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=num_steps, kind=optimiser)
@@ -225,15 +253,20 @@ class PsiTraining:
             for batch in batches[done:]:
                 yield self.optimiser.step(self.loss(batch))
 
+    @property
+    def _teaches_end(self) -> bool:
+        """Whether φ learns with ψ, and so may learn to show which token is its last."""
+        return isinstance(self.context, RolloutContext | UnrolledContext) and bool(self.context.trained)
+
     def loss(self, numbers: Rows[int]) -> Tensor:
-        """Answer cross-entropy of a batch."""
-        return answer_loss(
-            self.theta,
-            self.adapters,
-            self.context.sequence(numbers),
-            [self.examples[number].start for number in numbers],
-            [self.examples[number].answer for number in numbers],
-        )
+        """Answer cross-entropy of a batch; where φ learns with ψ, END's loss is added."""
+        start = [self.examples[number].start for number in numbers]
+        answers = [self.examples[number].answer for number in numbers]
+        if not isinstance(self.context, RolloutContext | UnrolledContext) or not self._teaches_end:
+            return answer_loss(self.theta, self.adapters, self.context.sequence(numbers), start, answers)
+        sequence, last_BKD, mask_BK = self.context.replay(numbers)
+        answered = answer_loss(self.theta, self.adapters, sequence, start, answers)
+        return answered + END_WEIGHT * end_loss(self.end_1W, last_BKD, mask_BK)
 
 
 @torch.no_grad()
@@ -247,9 +280,8 @@ def last_states(context: RolloutContext, *, batch_size: int) -> tuple[Tensor, Te
     lengths = [len(query) for query in context.queries.queries]
     for numbers in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
         _, last_BKD, mask_BK = context.replay(numbers)
-        is_last_BK = mask_BK & ~torch.nn.functional.pad(mask_BK[:, 1:], (0, 1))
         states.append(last_BKD[mask_BK])
-        labels.append(is_last_BK[mask_BK])
+        labels.append(is_last(mask_BK)[mask_BK])
     return torch.cat(states), torch.cat(labels)
 
 
