@@ -32,11 +32,11 @@ def train_baseline(
     device: DeviceOption = None,
     format: FormatOption = "text",
 ) -> None:
-    """Train a method to compare with, on the same base, data and steps; `ccot eval` then shows it too.
-
-    Answering at once and writing the chain are ratios 0 and 1 of train-psi.
+    """Train a method to compare with, on the same base, data and steps; eval then shows it too.
 
     ccot train-baseline pause --ratio 0.1
+
+    Answering at once and writing the chain are ratios 0 and 1 of train-psi.
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)
