@@ -21,7 +21,7 @@ RATIO = Decimal("0.1")
 STEPS = (2, 3)
 """Short problems: minutes are enough to learn to contemplate on them."""
 NUM_TRAIN, NUM_TEST = 4000, 400
-TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 9, 4, 3
+TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 3, 2
 
 
 def demo(
