@@ -184,7 +184,7 @@ class TrainPhiConfig(Section):
     batch_size: int = Field(default=64, ge=1)
     """Problems at a time."""
     optimiser: OptimiserName = "muon"
-    """adamw, or muon, which takes far fewer steps on small models."""
+    """adamw, or muon, which takes fewer steps on small models."""
     learning_rate: float = Field(default=8e-3, gt=0)
     """The highest step size."""
     checkpoint_steps: int = Field(default=200, ge=1)
@@ -205,7 +205,7 @@ class TrainPsiConfig(Section):
     batch_size: int = Field(default=64, ge=1)
     """Problems at a time."""
     optimiser: OptimiserName = "muon"
-    """adamw, or muon, which takes far fewer steps on small models."""
+    """adamw, or muon, which takes fewer steps on small models."""
     learning_rate: float = Field(default=4e-3, gt=0)
     """The highest step size."""
     unfreeze: Literal["none", "above", "all"] = "above"

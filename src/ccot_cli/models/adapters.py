@@ -147,12 +147,11 @@ class Adapters:
             for module in self._lora_layers():
                 module.__dict__.pop("forward", None)
             return
+        layers, versions = self._lora_layers(), self._versions(name)
         kept = self._merged.get(name)
-        if kept is None or kept.versions != self._versions(name):
-            kept = self._merged[name] = _Merged(
-                self._versions(name), [_merge(each, name) for each in self._lora_layers()]
-            )
-        for module, forward in zip(self._lora_layers(), kept.forwards, strict=True):
+        if kept is None or kept.versions != versions:
+            kept = self._merged[name] = _Merged(versions, [_merge(layer, name) for layer in layers])
+        for module, forward in zip(layers, kept.forwards, strict=True):
             module.__dict__["forward"] = forward
 
     def _lora_layers(self) -> list[LoraLinear]:

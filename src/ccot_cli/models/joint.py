@@ -4,14 +4,13 @@ Layer by layer, a lower layer that fell short can never be mended by those above
 leave φ helpless before its own errors. Here every layer learns at once: first from gold inputs, which is one parallel
 pass, then from rollouts in which fewer and fewer inputs are gold (scheduled sampling; Bengio et al., 2015), and last
 from what φ itself has generated alone. A rollout is made without gradients, and its inputs are then run in one parallel
-pass: gradients through the recurrence grow with every token, and with them training took away what gold inputs had
-taught (`through_rollout` has them nonetheless). The loss compares indices l..L only, so what is below l may compute as
+pass: with gradients through the recurrence, training took away what gold inputs had taught (`through_rollout` has them
+nonetheless). The loss compares indices l..L only, so what is below l may compute as
 it likes.
 
 Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I all indices 0..L, D width.
 """
 
-import random
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -21,14 +20,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.config import OptimiserName
-from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.layerwise import PhiExample
-from ccot_cli.models.optimise import Optimiser
+from ccot_cli.models.optimise import Optimiser, steps_over
 from ccot_cli.models.phi import feed_back
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.losses import scaled_errors
+from ccot_cli.tensors.masks import first_columns
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ def generate(
     """
     gold = [examples[number].gold_JID for number in numbers]
     gold_BJID = pad_sequence(gold, batch_first=True).to(theta.device, torch.float32)
-    counts_B = torch.tensor([len(rows) - 1 for rows in gold], device=theta.device)
-    mask_BK = torch.arange(gold_BJID.shape[1] - 1, device=theta.device)[None] < counts_B[:, None]
+    mask_BK = first_columns([len(rows) - 1 for rows in gold], device=theta.device)
     fed_BJD = gold_BJID[:, :, layer].to(theta.dtype)
     sequence = queries.sequence(numbers)
     num_query = sequence.mask_BS.shape[1]
@@ -135,11 +133,7 @@ class JointTraining:
     def steps(self) -> Iterator[float]:
         """Train from wherever the optimiser stands to the end, yielding each step's loss."""
         lengths = [len(example.query) + len(example.gold_JID) for example in self.examples]
-        while self.optimiser.step_count < self.optimiser.num_steps:
-            epoch, done = divmod(self.optimiser.step_count, self.steps_per_epoch)
-            shuffler = random.Random(f"{self.seed}/{epoch}")
-            for batch in bucketed(lengths, batch_size=self.batch_size, shuffler=shuffler)[done:]:
-                yield self.optimiser.step(self.loss(batch))
+        return steps_over(self.optimiser, lengths, batch_size=self.batch_size, seed=self.seed, loss=self.loss)
 
     @property
     def gold_share(self) -> float:

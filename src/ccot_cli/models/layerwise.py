@@ -23,7 +23,7 @@ from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.optimise import Optimiser
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.losses import scaled_mse
-from ccot_cli.tensors.masks import pad_left
+from ccot_cli.tensors.masks import first_columns, pad_left
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ class _Batch:
         ids_BN, self.query_mask_BN = pad_left(
             [example.query for example in examples], fill=theta.pad_id, device=theta.device
         )
-        counts = torch.tensor([len(example.gold_JID) - 1 for example in examples], device=theta.device)
-        self.mask_BK = torch.arange(int(counts.max()), device=theta.device)[None] < counts[:, None]
+        self.mask_BK = first_columns([len(example.gold_JID) - 1 for example in examples], device=theta.device)
         self.gold_BJID = torch.nn.utils.rnn.pad_sequence([example.gold_JID for example in examples], batch_first=True)
         sequence = self._query()
         self.query_BND = self.blocks.enter(self.blocks.embedding(ids_BN), sequence)

@@ -1,10 +1,12 @@
 """One optimiser for all training: warm-up and linear decay, clipping, a guard against numbers gone wrong.
 
 `adamw` is the paper's kind of optimiser. `muon` turns every matrix's momentum into the nearest orthogonal matrix before
-stepping (Jordan et al., 2024), so that weak directions of a gradient learn as fast as strong ones: on small models φ
-learns in a fraction of the steps.
+stepping (Jordan et al., 2024), so that weak directions of a gradient learn as fast as strong ones.
 """
 
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ccot_cli.config import OptimiserName
+from ccot_cli.data.batches import bucketed
 from ccot_cli.errors import DivergedError
 
 WARM_UP_SHARE = 0.05
@@ -156,3 +159,23 @@ class Optimiser:
             # AdamW keeps its count of steps on the CPU.
             device = tensor.device if tensor.ndim == 0 else parameter.device
             self._inner.state[parameter][kind] = tensor.to(device)
+
+
+def steps_over(
+    optimiser: Optimiser, lengths: Rows[int], *, batch_size: int, seed: int, loss: Callable[[list[int]], Tensor]
+) -> Iterator[float]:
+    """Pass over a data set in batches of like length, from wherever the optimiser stands to its last step.
+
+    Args:
+        lengths: One for every example.
+        loss: Of the examples with these numbers.
+
+    Yields:
+        Each step's loss.
+    """
+    per_epoch = -(-len(lengths) // batch_size)
+    while optimiser.step_count < optimiser.num_steps:
+        epoch, done = divmod(optimiser.step_count, per_epoch)
+        shuffler = random.Random(f"{seed}/{epoch}")
+        for batch in bucketed(lengths, batch_size=batch_size, shuffler=shuffler)[done:]:
+            yield optimiser.step(loss(batch))

@@ -10,7 +10,6 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi_training import PsiExample
 from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.masks import first_columns
 
 FILE_NAME = "pause.safetensors"
 
@@ -34,8 +34,7 @@ def add_pauses(theta: Theta, sequence: Sequence, pause_1D: Tensor, counts: Rows[
     """
     if not max(counts):
         return
-    counts_B = torch.tensor(counts, device=theta.device)
-    mask_BK = torch.arange(max(counts), device=theta.device)[None] < counts_B[:, None]
+    mask_BK = first_columns(counts, device=theta.device)
     sequence.extend(mask_BK)
     embeds_BKD = pause_1D.to(theta.dtype).expand(*mask_BK.shape, -1)
     theta.blocks.run(theta.blocks.enter(embeds_BKD, sequence), 0, theta.num_layers, sequence)

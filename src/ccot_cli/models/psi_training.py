@@ -23,11 +23,12 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.end import End
-from ccot_cli.models.optimise import Optimiser
+from ccot_cli.models.optimise import Optimiser, steps_over
 from ccot_cli.models.phi import contemplate, encode_query, feed_back, replay
 from ccot_cli.models.psi import answer_loss
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.masks import first_columns
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class RolloutContext:
         """The sequence, the tokens' raw states at index L (B, K, D), and which of them exist (B, K)."""
         inputs = [self.rollouts[number] for number in numbers]
         inputs_BKD = pad_sequence(inputs, batch_first=True).to(self.theta.device)
-        mask_BK = _mask([len(rows) for rows in inputs], self.theta.device)
+        mask_BK = first_columns([len(rows) for rows in inputs], device=self.theta.device)
         sequence, above = self.queries.sequence(numbers), self.trains_above
         arguments = (self.theta, self.adapters, sequence, inputs_BKD, mask_BK)
         return sequence, replay(*arguments, layer=self.layer, trains_above=above), mask_BK
@@ -158,7 +159,7 @@ class UnrolledContext:
         sequence = self.queries.sequence(numbers)
         self.adapters.use(PHI)
         first_BD = torch.stack([self.firsts[number] for number in numbers]).to(self.theta.device)
-        mask_BK = _mask([self.counts[number] for number in numbers], self.theta.device)
+        mask_BK = first_columns([self.counts[number] for number in numbers], device=self.theta.device)
         _, lower_BKD = feed_back(self.theta, sequence, first_BD, mask_BK, layer=self.layer)
         return sequence, self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence), mask_BK
 
@@ -184,15 +185,10 @@ class GoldContext:
         sequence = self.queries.sequence(numbers)
         gold = [self.gold[number][1:] for number in numbers]
         gold_BKID = pad_sequence(gold, batch_first=True).to(self.theta.device, self.theta.dtype)
-        sequence.extend(_mask([len(rows) for rows in gold], self.theta.device))
+        sequence.extend(first_columns([len(rows) for rows in gold], device=self.theta.device))
         self.adapters.use(self.adapter)
         self.theta.blocks.place(gold_BKID.transpose(1, 2), sequence)
         return sequence
-
-
-def _mask(counts: Rows[int], device: torch.device) -> Tensor:
-    counts_B = torch.tensor(counts, device=device)
-    return torch.arange(max(counts), device=device)[None] < counts_B[:, None]
 
 
 END_WEIGHT = 0.5
@@ -246,12 +242,7 @@ class PsiTraining:
     def steps(self) -> Iterator[float]:
         """Train from wherever the optimiser stands to the end, yielding each step's loss."""
         lengths = [len(example.query) + len(example.answer) for example in self.examples]
-        while self.optimiser.step_count < self.optimiser.num_steps:
-            epoch, done = divmod(self.optimiser.step_count, self.steps_per_epoch)
-            shuffler = random.Random(f"{self.seed}/{epoch}")
-            batches = bucketed(lengths, batch_size=self.batch_size, shuffler=shuffler)
-            for batch in batches[done:]:
-                yield self.optimiser.step(self.loss(batch))
+        return steps_over(self.optimiser, lengths, batch_size=self.batch_size, seed=self.seed, loss=self.loss)
 
     @property
     def _teaches_end(self) -> bool:

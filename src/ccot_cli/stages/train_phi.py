@@ -181,7 +181,9 @@ class _Job:
                 reports.append(report)
                 write_lines(log, [asdict(each) for each in reports])
                 with commit(checkpoint) as part:
-                    save_file({name: each.contiguous() for name, each in _tensors(self.adapters).items()}, part)
+                    save_file(
+                        {name: each.detach().contiguous() for name, each in self.adapters.parameters(PHI).items()}, part
+                    )
         return reports, self.theta.num_layers * per_layer
 
 
@@ -199,10 +201,6 @@ def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[l
         example = PhiExample(encoded.query, record.states_JID, next_K)
         (validation if item.is_validation else train).append(example)
     return train, validation
-
-
-def _tensors(adapters: Adapters) -> dict[str, Any]:
-    return {name: parameter.detach() for name, parameter in adapters.named_parameters() if f".{PHI}." in name}
 
 
 def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport]:

@@ -113,6 +113,7 @@ class _Job:
         stored = precompute.read_problems(self.source)
         self.train_examples = self._examples([item.problem for item in stored if not item.is_validation])
         self.held_out = [item.problem for item in stored if item.is_validation]
+        self.held_examples = self._examples(self.held_out)
 
     def _examples(self, problems: list[Problem]) -> list[PsiExample]:
         return [example(self.theta, problem, self.ratio) for problem in problems]
@@ -192,16 +193,15 @@ class _Job:
             num_validation=len(self.held_out),
             validation_accuracy=accuracy,
             mean_tokens=mean_tokens,
-            target_tokens=sum(each.num_tokens for each in self._examples(self.held_out)) / len(self.held_out),
+            target_tokens=sum(each.num_tokens for each in self.held_examples) / len(self.held_out),
             end=end,
         )
 
     def _train_end(self, build: Build, queries: Queries, rollouts: Rollouts) -> dict[str, float]:
         """Fit END on rollouts of the training problems and judge it on validation's."""
-        held_out = self._examples(self.held_out)
         pairs = (
             (queries, rollouts),
-            (self._queries(held_out, "validation", build), self._roll_out(held_out)),
+            (self._queries(self.held_examples, "validation", build), self._roll_out(self.held_examples)),
         )
         states = [
             last_states(RolloutContext(self.theta, self.adapters, *pair, self.layer), batch_size=self._forward_size)

@@ -27,6 +27,12 @@ def pad_right(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device 
     return ids_BT.flip(1), mask_BT.flip(1)
 
 
+def first_columns(counts: Sequence[int], *, device: torch.device | str = "cpu") -> Tensor:
+    """True at each row's first `counts` columns of as many as the longest row has: B, K."""
+    counts_B = torch.tensor(counts, device=device)
+    return torch.arange(max(counts), device=device)[None] < counts_B[:, None]
+
+
 def positions(mask_BS: Tensor, num_new: int) -> Tensor:
     """Positions of the newest tokens, counting real tokens only, so that padding never shifts one.
 

@@ -60,7 +60,7 @@ def best_of_each(scores: Tensor, segments: list[int], num_tokens: int) -> list[i
     """The first choice of every segment, then every segment's second choice, and so on until there are k.
 
     A segment's first choice is its best token. Then comes every second token before it, the nearest first: they hold
-    what the best one is made from, and neighbours hold nearly the same. Then the others, by score. Where a round has
+    what the best one is made from. Then the others, by score. Where a round has
     more segments than tokens are left, those nearer the answer come first: what they leave out can still be read from
     the query.
 
