@@ -131,13 +131,33 @@ def test_merged_copies_compute_what_the_adapter_does_and_leave_theta_alone(theta
     ids = torch.arange(3, 15)[None]
     before = {name: parameter.detach().clone() for name, parameter in adapters.named_parameters()}
     for name in (PHI, PSI):
-        adapters.use(name)
-        expected = theta.model(ids).logits
         with torch.no_grad():
+            adapters.merges = False
             adapters.use(name)
-            torch.testing.assert_close(theta.model(ids).logits, expected.detach(), atol=1e-4, rtol=1e-4)
+            expected = theta.model(ids).logits
+            adapters.merges = True
+            adapters.use(name)
+            torch.testing.assert_close(theta.model(ids).logits, expected, atol=1e-4, rtol=1e-4)
     adapters.use(None)
     assert all(torch.equal(parameter, before[name]) for name, parameter in adapters.named_parameters())
+
+
+def test_gradients_through_merged_copies_are_those_of_the_adapter(theta: Theta) -> None:
+    adapters = shaken(theta, PHI)
+    trained = adapters.names(PHI, layers=range(1, 3))
+    adapters.train_only(trained)
+    gradients = []
+    for adapters.merges in (False, True, True):
+        # The second merged pass sees copies of its own: the first one's graph is gone.
+        theta.model.zero_grad()
+        adapters.use(PHI)
+        theta.model(torch.arange(3, 15)[None]).logits.sin().sum().backward()
+        found = {name: parameter.grad for name, parameter in adapters.named_parameters() if parameter.grad is not None}
+        assert set(found) == set(trained)
+        gradients.append({name: gradient.clone() for name, gradient in found.items()})
+    for merged in gradients[1:]:
+        for name, gradient in gradients[0].items():
+            torch.testing.assert_close(merged[name], gradient, atol=1e-4, rtol=1e-3)
 
 
 def test_merged_copies_are_made_again_when_the_adapter_has_changed(llama: Theta) -> None:
@@ -155,15 +175,6 @@ def test_merged_copies_are_made_again_when_the_adapter_has_changed(llama: Theta)
         next(iter(adapters.parameters(PHI).values())).add_(0.5)
     changed = logits()
     assert not torch.allclose(first, changed, atol=1e-3)
+    adapters.merges = False
     adapters.use(PHI)
     torch.testing.assert_close(changed, llama.model(ids).logits.detach(), atol=1e-4, rtol=1e-4)
-
-
-def test_an_adapter_that_is_trained_is_never_merged(llama: Theta) -> None:
-    adapters = shaken(llama, PHI)
-    adapters.train_only(adapters.names(PHI))
-    with torch.no_grad():
-        adapters.use(PHI)
-    adapters.use(PHI)
-    llama.model(torch.arange(3, 15)[None]).logits.sum().backward()
-    assert all(parameter.grad is not None for parameter in adapters.parameters(PHI).values())

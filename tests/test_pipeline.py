@@ -13,7 +13,7 @@ from conftest import GSM8K, MakeTheta
 from safetensors.torch import load_file, save_file
 
 from ccot_cli import files
-from ccot_cli.config import Settings, override
+from ccot_cli.config import BaselineName, Settings, override
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import CorruptError, DivergedError, MissingError, ResourceError, UsageError
@@ -77,8 +77,13 @@ class Run:
     def train_phi(self, progress: Progress | None = None) -> train_phi.TrainPhiResult:
         return train_phi.run(self.workspace, self.settings, RATIO, progress=progress or Progress())
 
-    def train_psi(self, ratio: Decimal = RATIO, progress: Progress | None = None) -> train_psi.TrainPsiResult:
-        return train_psi.run(self.workspace, self.settings, ratio, progress=progress or Progress())
+    def train_psi(self, progress: Progress | None = None) -> train_psi.TrainPsiResult:
+        return train_psi.run(self.workspace, self.settings, RATIO, progress=progress or Progress())
+
+    def train_baseline(
+        self, name: BaselineName, progress: Progress | None = None
+    ) -> train_baseline.TrainBaselineResult:
+        return train_baseline.run(self.workspace, self.settings, name, RATIO, progress=progress or Progress())
 
 
 MakeRun = Callable[..., Run]
@@ -123,9 +128,9 @@ def test_the_whole_pipeline_ends_in_a_table_and_an_answer(make_run: MakeRun, fam
     phi = run.train_phi()
     assert (phi.schedule, phi.num_steps) == ("joint", 6)
     assert len(phi.report["losses"]) == 3
-    trained = [run.train_psi(ratio) for ratio in (Decimal(0), RATIO, Decimal(1))]
-    assert trained[1].end is not None
-    assert trained[1].target_tokens == pytest.approx(scored.mean_kept, abs=3)
+    for name in ("direct", "cot"):
+        assert run.train_baseline(name).num_steps == 3
+    assert run.train_psi().target_tokens == pytest.approx(scored.mean_kept, abs=3)
     result = evaluate.run(run.workspace, run.settings, progress=Progress())
     assert [(row.method, row.ratio) for row in result.rows] == [("direct", 0.0), ("ccot", 0.1), ("cot", 1.0)]
     assert all(row.n == 6 and 0 <= row.low <= row.accuracy <= row.high <= 1 for row in result.rows)
@@ -227,14 +232,13 @@ def test_controls_and_baselines_have_rows_of_their_own(make_run: MakeRun) -> Non
     run.score()
     run.train_phi()
     run.train_psi()
-    trained = train_baseline.run(run.workspace, run.settings, "pause", RATIO, progress=Progress())
-    again = train_baseline.run(run.workspace, run.settings, "pause", RATIO, progress=Progress())
+    trained, again = run.train_baseline("pause"), run.train_baseline("pause")
     assert (trained.was_ready, again.was_ready) == (False, True)
     result = evaluate.run(run.workspace, run.settings, ratios=[RATIO], has_controls=True, progress=Progress())
     names = ["ccot", "ccot, zeroed", "ccot, shuffled", "ccot, noise", "ccot, untrained", "pause"]
     assert [row.method for row in result.rows] == names
     assert len({row.contemplation_tokens_mean for row in result.rows[:5]}) == 1
-    assert result.rows[-1].contemplation_tokens_mean == trained.num_tokens >= 2
+    assert result.rows[-1].contemplation_tokens_mean == trained.mean_tokens >= 2
 
 
 def test_the_gold_ceiling_is_measured_on_validation_and_nothing_is_kept(make_run: MakeRun) -> None:
@@ -246,6 +250,21 @@ def test_the_gold_ceiling_is_measured_on_validation_and_nothing_is_kept(make_run
     assert ceiling.num_steps == 6
     assert ceiling.share.n == 6
     assert sorted(run.workspace.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["pause", "coconut", "icot"])
+def test_an_interrupted_baseline_ends_in_the_same_bits(make_run: MakeRun, name: BaselineName) -> None:
+    changes = {"train_psi.checkpoint_steps": 1, "train_psi.epochs": 3}
+    whole, halted = make_run("whole", **changes), make_run("halted", **changes)
+    for run in (whole, halted):
+        run.precompute()
+    whole.train_baseline(name)
+    with pytest.raises(KeyboardInterrupt):
+        halted.train_baseline(name, Stopping(name, 4))
+    halted.train_baseline(name)
+    key = train_baseline.key_of(name, RATIO)
+    one, other = (run.workspace.require("train-baseline", key) for run in (whole, halted))
+    assert one.manifest.files == other.manifest.files
 
 
 @pytest.mark.parametrize("schedule", ["joint", "layerwise"])
@@ -287,7 +306,7 @@ def test_a_stage_without_its_forerunner_says_which_command_comes_first(make_run:
 def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()
-    run.train_psi(Decimal(0))
+    run.train_baseline("direct")
     with pytest.raises(MissingError, match=r"0\.37 .*trained: 0, 1") as caught:
         Asker(run.workspace, run.settings, Decimal("0.37"))
     assert "--ratio 0" in caught.value.fix
@@ -372,7 +391,7 @@ def test_a_setting_that_the_model_cannot_have_is_refused(make_run: MakeRun, chan
 def test_an_empty_or_endless_question_is_refused(make_run: MakeRun, question: str) -> None:
     run = make_run()
     run.precompute()
-    run.train_psi(Decimal(0))
+    run.train_baseline("direct")
     with pytest.raises(UsageError):
         Asker(run.workspace, run.settings, Decimal(0)).check(question)
 

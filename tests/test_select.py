@@ -69,15 +69,24 @@ def test_random_positions_depend_on_the_seed_alone() -> None:
     assert draw(1) != draw(2)
 
 
-def test_every_segment_gives_its_first_choice_before_any_gives_its_second() -> None:
+def test_segments_give_their_choices_in_whole_rounds_and_the_chains_end_gets_the_rest() -> None:
     scores = torch.tensor([1.0, 9.0, 2.0, 5.0, 7.0, 8.0, 3.0, 3.0, 0.0])
     segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert best_of_each(scores, segments, 3) == [1, 5, 7]
     assert best_of_each(scores, segments, 2) == [5, 7]
-    # Of the last segment nothing lies two before its best, so its better-scored token is next; then the middle one's.
-    assert best_of_each(scores, segments, 4) == [1, 5, 6, 7]
-    assert best_of_each(scores, segments, 5) == [1, 3, 5, 6, 7]
+    assert best_of_each(scores, segments, 3) == [1, 5, 7]
+    assert best_of_each(scores, segments, 4) == [1, 5, 7, 8]
+    assert best_of_each(scores, segments, 5) == [1, 5, 6, 7, 8]
+    # The second round: two before the middle segment's best, the better-scored others elsewhere.
+    assert best_of_each(scores, segments, 6) == [1, 2, 3, 5, 6, 7]
+    assert best_of_each(scores, segments, 7) == [1, 2, 3, 5, 6, 7, 8]
     assert best_of_each(scores, segments, 9) == list(range(9))
+
+
+def test_segments_of_unlike_lengths_give_what_they_have() -> None:
+    scores = torch.tensor([1.0, 9.0, 2.0, 5.0])
+    assert best_of_each(scores, [0, 1, 1, 1], 2) == [0, 1]
+    assert best_of_each(scores, [0, 1, 1, 1], 3) == [0, 1, 3]
+    assert best_of_each(scores, [0, 1, 1, 1], 4) == [0, 1, 2, 3]
 
 
 @given(num_chain=LENGTHS, ratio=RATIOS, seed=st.integers(0, 99))

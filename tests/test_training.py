@@ -383,8 +383,8 @@ def psi_training(
     rollouts, queries = rolled_out(theta, adapters, examples), fresh_queries(theta, adapters, examples)
     context: Context
     if unfreeze == "all":
-        firsts, counts = [rollout[0] for rollout in rollouts], [len(rollout) for rollout in rollouts]
-        context = UnrolledContext(theta, adapters, queries, firsts, counts, LAYER)
+        firsts = [rollout[0] for rollout in rollouts]
+        context = UnrolledContext(theta, adapters, queries, firsts, LAYER)
     else:
         context = RolloutContext(theta, adapters, queries, rollouts, LAYER, trains_above=unfreeze == "above")
     return PsiTraining(theta, adapters, examples, context, epochs=epochs, batch_size=3, learning_rate=5e-2, seed=1)
@@ -413,7 +413,7 @@ def test_without_contemplation_tokens_psi_is_plain_fine_tuning(theta: Theta) -> 
     marker = theta.encoder.answer_marker
     examples = [PsiExample(p.query, marker, p.answer, 0) for p in encoded_problems(theta, 1)]
     options = {"epochs": 1, "batch_size": 1, "learning_rate": 1e-2, "seed": 0}
-    training = PsiTraining(theta, adapters, examples, QueryContext(theta, adapters, examples), **options)  # type: ignore[arg-type]
+    training = PsiTraining(theta, adapters, examples, QueryContext(theta, adapters), **options)  # type: ignore[arg-type]
     found = training.loss([0])
     adapters.use(PSI)
     ids = torch.tensor([[*examples[0].query, *marker, *examples[0].answer]])
@@ -492,7 +492,7 @@ def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_stat
         for each, e in zip(generated, examples, strict=True)
     ]
     context = GoldContext(theta, adapters, queries, rows, adapter=PHI)
-    found = context.sequence(range(3))
+    found = context.read(range(3)).sequence
     assert torch.equal(found.mask_BS, sequence.mask_BS)
     real_BHSC = sequence.mask_BS[:, None, :, None]
     for layer in range(theta.num_layers):

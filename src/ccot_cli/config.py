@@ -146,7 +146,7 @@ class PrecomputeConfig(Section):
 
 Selector = Literal["predictive", "learned", "even", "random", "last"]
 OptimiserName = Literal["adamw", "muon"]
-BaselineName = Literal["pause"]
+BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "short-cot"]
 
 
 class ScoreConfig(Section):
@@ -169,7 +169,7 @@ class TrainPhiConfig(Section):
 
     schedule: Literal["joint", "layerwise"] = "joint"
     """All layers together and on own rollouts, or one layer after another as in the paper."""
-    autoregressive_layer: int = Field(default=6, ge=1)
+    autoregressive_layer: int = Field(default=7, ge=1)
     """Hidden-state index fed back as the next input [l]."""
     lora_rank: int = Field(default=64, ge=1)
     """Rank of the adapter."""
@@ -269,6 +269,7 @@ _WITHOUT_EFFECT = {
     "model": {"device"},
     "data": {"test_source", "test_split"},
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
+    "score": {"ceiling_steps"},
     "train_phi": {"checkpoint_steps"},
     "train_psi": {"checkpoint_steps"},
 }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli.cli import ask, eval, init, precompute, score, train_phi, train_psi
+from ccot_cli.cli import ask, eval, init, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.cli.console import print_line, print_note
 from ccot_cli.cli.options import WHERE
 from ccot_cli.errors import UsageError
@@ -47,8 +47,10 @@ def demo(
     epochs = ("--taught-epochs", str(TAUGHT_EPOCHS), "--epochs", str(EPOCHS))
     _show("train-phi", *place, "--ratio", f"{RATIO}", *epochs)
     train_phi.train_phi(workspace=folder, ratio=[RATIO], taught_epochs=TAUGHT_EPOCHS, epochs=EPOCHS)
-    _show("train-psi", *place, "--ratio", "0", "--ratio", f"{RATIO}", "--epochs", str(ANSWER_EPOCHS))
-    train_psi.train_psi(workspace=folder, ratio=[Decimal(0), RATIO], epochs=ANSWER_EPOCHS)
+    _show("train-psi", *place, "--ratio", f"{RATIO}", "--epochs", str(ANSWER_EPOCHS))
+    train_psi.train_psi(workspace=folder, ratio=[RATIO], epochs=ANSWER_EPOCHS)
+    _show("train-baseline", "direct", *place, "--epochs", str(ANSWER_EPOCHS))
+    train_baseline.train_baseline("direct", workspace=folder, epochs=ANSWER_EPOCHS)
     _show("eval", *place, "--limit", str(NUM_TEST))
     eval.evaluate(workspace=folder, limit=NUM_TEST)
     _show("ask", *place, "--ratio", f"{RATIO}", QUESTION)

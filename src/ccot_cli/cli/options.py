@@ -128,6 +128,6 @@ def between_zero_and_one(ratios: list[Decimal] | None, settings: Settings) -> li
         if not 0 < each < 1:
             raise UsageError(
                 f"ratio {each:f} has no contemplation tokens: r = 0 answers at once, r = 1 writes the chain",
-                fix=f"ccot train-psi --ratio {each:f}, or a ratio between 0 and 1",
+                fix=f"ccot train-baseline {'cot' if each else 'direct'}, or a ratio between 0 and 1",
             )
     return list(chosen)

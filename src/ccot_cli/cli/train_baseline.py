@@ -23,7 +23,12 @@ from ccot_cli.config import BaselineName
 def train_baseline(
     method: Annotated[
         BaselineName,
-        typer.Argument(help="pause: copies of a learned token before the answer.", rich_help_panel=WHAT),
+        typer.Argument(
+            help="direct: answer at once (r = 0). cot: write the chain (r = 1). pause: copies of a learned token before"
+            " the answer. filler: copies of a full stop. coconut: hidden states fed back, taught by a curriculum. icot:"
+            " the chain is taken away word by word. short-cot: the chain cut to CCoT's number of tokens.",
+            rich_help_panel=WHAT,
+        ),
     ],
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
@@ -34,15 +39,19 @@ def train_baseline(
 ) -> None:
     """Train a method to compare with, on the same base, data and steps; eval then shows it too.
 
+    ccot train-baseline direct
     ccot train-baseline pause --ratio 0.1
+    ccot train-baseline coconut --epochs 12
 
-    Answering at once and writing the chain are ratios 0 and 1 of train-psi.
+    pause, filler and short-cot come in ratios, as CCoT does.
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)
     ratios = between_zero_and_one(ratio, settings)
-    from ccot_cli.stages.train_baseline import run
+    from ccot_cli.stages.train_baseline import has_ratios, run
 
+    if not has_ratios(method):
+        ratios = ratios[:1]
     progress = TerminalProgress()
     results = []
     for each in ratios:
@@ -52,9 +61,9 @@ def train_baseline(
             progress.say("ready already; nothing to do")
         if format == "text":
             print_line(
-                f"{method} at r = {each:f}, {result.num_tokens} tokens: validation accuracy"
-                f" {result.validation_accuracy:.3f} on {result.num_validation:,} problems"
-                f" after {result.num_steps:,} steps"
+                f"{method}{f' at r = {each:f}' if has_ratios(method) else ''}: validation accuracy"
+                f" {result.validation_accuracy:.3f} on {result.num_validation:,} problems after"
+                f" {result.num_steps:,} steps, {result.mean_tokens:.1f} tokens before the answer"
             )
     if format == "json":
         print_json([asdict(result) for result in results])

@@ -10,6 +10,7 @@ from ccot_cli.cli.options import (
     RatioOption,
     SeedOption,
     WorkspaceOption,
+    between_zero_and_one,
     resolve,
 )
 
@@ -25,16 +26,16 @@ def train_psi(
     """Train ψ, which answers from the contemplation tokens, and END, which stops them.
 
     ccot train-psi --ratio 0.1
-    ccot train-psi --ratio 0        (answer at once; no train-phi needed)
-    ccot train-psi --ratio 1        (write the explicit chain; no train-phi needed)
+    ccot train-psi --ratio 0.05 --ratio 0.1 --epochs 2
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)
+    ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_psi import run
 
     progress = TerminalProgress()
     results = []
-    for each in ratio or settings.ratios:
+    for each in ratios:
         result = run(found, settings, each, overrides=overrides, progress=progress)
         results.append(result)
         if result.was_ready:
@@ -45,11 +46,10 @@ def train_psi(
             f"r = {each:f}: validation accuracy {result.validation_accuracy:.3f}"
             f" on {result.num_validation:,} problems after {result.num_steps:,} steps"
         )
-        if result.end:
-            print_line(
-                f"  END is right at {result.end['accuracy']:.1%} of tokens; it lets {result.mean_tokens:.1f} pass,"
-                f" {result.target_tokens:.1f} is the target"
-            )
+        print_line(
+            f"  END is right at {result.end['accuracy']:.1%} of tokens; it lets {result.mean_tokens:.1f} pass,"
+            f" {result.target_tokens:.1f} is the target"
+        )
     if format == "json":
         print_json([asdict(result) for result in results])
     progress.say(f"next:  {found.command('eval')}")

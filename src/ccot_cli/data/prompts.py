@@ -6,6 +6,7 @@ Each segment is tokenized by itself, so that a query has the same ids whatever f
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ccot_cli.data.problems import Problem
@@ -72,6 +73,18 @@ class Encoder:
             chain=self._ids(problem.chain),
             answer=[*self._ids(f" {problem.answer}"), self.tokenizer.eos_token_id],
         )
+
+    @cached_property
+    def _line_breaks(self) -> set[int]:
+        return {token for token in range(len(self.tokenizer)) if "\n" in self.tokenizer.decode([token])}
+
+    def lines(self, chain: list[int]) -> list[int]:
+        """The line of every chain token, a line break belonging to the line it ends: one reasoning step each."""
+        lines, line = [], 0
+        for token in chain:
+            lines.append(line)
+            line += token in self._line_breaks
+        return lines
 
     def decode(self, ids: list[int]) -> str:
         """The text of generated ids, up to the end of sequence."""

@@ -3,8 +3,8 @@
 PEFT re-enables gradients whenever an adapter is switched. Here one set of trainable parameters is declared, kept and
 re-applied after every switch, so that switching changes which weights compute and nothing else.
 
-Where no gradient is wanted and the model is small, an adapter computes with merged copies of its matrices, one product
-instead of three. θ's own are never touched: merged in place and back, they would drift.
+Where the model is small, an adapter computes with merged copies of its matrices, one product instead of three; a
+gradient reaches the adapter through the merging. θ's own are never touched: merged in place and back, they would drift.
 """
 
 import json
@@ -41,8 +41,8 @@ class Adapters:
         """Attach nothing yet.
 
         Args:
-            merges: Whether to compute with merged copies where no gradient is wanted; by default where θ is small and
-                in float32, which loses nothing by merging.
+            merges: Whether to compute with merged copies; by default where θ is small and in float32, which loses
+                nothing by merging.
         """
         self.theta = theta
         self.merges = (
@@ -142,16 +142,23 @@ class Adapters:
         self._choose_weights(name)
 
     def _choose_weights(self, name: str | None) -> None:
-        """Put merged copies in place where no gradient is wanted, and take them away where one is."""
-        if name is None or not self.merges or torch.is_grad_enabled():
-            for module in self._lora_layers():
+        """Put merged copies in place where an adapter computes, and take them away where θ does."""
+        layers = self._lora_layers()
+        if name is None or not self.merges:
+            for module in layers:
                 module.__dict__.pop("forward", None)
             return
-        layers, versions = self._lora_layers(), self._versions(name)
-        kept = self._merged.get(name)
-        if kept is None or kept.versions != versions:
-            kept = self._merged[name] = _Merged(versions, [_merge(layer, name) for layer in layers])
-        for module, forward in zip(layers, kept.forwards, strict=True):
+        if torch.is_grad_enabled() and self._trainable & self.parameters(name).keys():
+            # Made anew every time: a backward pass goes through them once.
+            forwards = [_merge(layer, name) for layer in layers]
+        else:
+            versions = self._versions(name)
+            kept = self._merged.get(name)
+            if kept is None or kept.versions != versions:
+                with torch.no_grad():
+                    kept = self._merged[name] = _Merged(versions, [_merge(layer, name) for layer in layers])
+            forwards = kept.forwards
+        for module, forward in zip(layers, forwards, strict=True):
             module.__dict__["forward"] = forward
 
     def _lora_layers(self) -> list[LoraLinear]:
@@ -199,7 +206,6 @@ class _Merged:
     forwards: list[Callable[[Tensor], Tensor]]
 
 
-@torch.no_grad()
 def _merge(module: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
     base = cast(nn.Linear, module.get_base_layer())
     weight = base.weight + module.get_delta_weight(name)

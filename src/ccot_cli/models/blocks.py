@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import Cache, PreTrainedModel
 
 from ccot_cli.errors import CorruptError, UsageError
+from ccot_cli.models.cache import GrowingLayer, empty_cache
 from ccot_cli.tensors.masks import causal_mask, positions
 
 _LAYERS = ("layers", "h", "blocks")
@@ -35,14 +35,14 @@ class Sequence:
     and those are neither attended to nor counted in positions.
     """
 
-    cache: DynamicCache
+    cache: Cache
     mask_BS: Tensor
     bias_BS: Tensor | None = None
     """Added to the attention logits of the first S columns, for all heads and layers; -inf hides a column."""
 
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> "Sequence":
-        return cls(DynamicCache(), torch.zeros(batch, 0, dtype=torch.bool, device=device))
+        return cls(empty_cache(), torch.zeros(batch, 0, dtype=torch.bool, device=device))
 
     def extend(self, mask_BT: Tensor) -> None:
         """Make room for T new columns. Run the layers on them afterwards."""
@@ -50,7 +50,7 @@ class Sequence:
 
     def copy(self) -> "Sequence":
         """Another that can be continued differently; tensors are shared until then."""
-        cache = DynamicCache()
+        cache = empty_cache()
         for layer in range(len(self.cache.layers)):
             cache.update(*self.keys_values(layer), layer_idx=layer)
         return Sequence(cache, self.mask_BS, self.bias_BS)
@@ -67,14 +67,13 @@ class Sequence:
 
     def crop(self, num_columns: int) -> None:
         """Forget all but the first columns."""
-        for kept in cast(list[DynamicLayer], self.cache.layers):
-            if kept.keys is not None and kept.values is not None:
-                kept.keys, kept.values = kept.keys[:, :, :num_columns], kept.values[:, :, :num_columns]
+        for kept in cast(list[GrowingLayer], self.cache.layers):
+            kept.shorten(num_columns)
         self.mask_BS = self.mask_BS[:, :num_columns]
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         """What a decoder layer (counted from 0) has left for later columns: B, heads, S, D of a head, twice."""
-        kept = cast(DynamicLayer, self.cache.layers[layer])
+        kept = cast(GrowingLayer, self.cache.layers[layer])
         assert kept.keys is not None
         assert kept.values is not None
         return kept.keys, kept.values

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.cache import empty_cache
 from ccot_cli.models.optimise import Optimiser
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.losses import scaled_mse
@@ -81,7 +81,7 @@ class _Batch:
     def run_tokens(self, index: int) -> Tensor:
         """Take the contemplation tokens to `index` under the weights in use: B, K, D."""
         assert self.keys_values is not None
-        cache = DynamicCache()
+        cache = empty_cache()
         cache.update(*self.keys_values, layer_idx=index - 1)
         sequence = Sequence(cache, torch.cat([self.query_mask_BN, self.mask_BK], dim=1))
         return self.blocks.run(self.state_BKD, index - 1, index, sequence)

@@ -85,6 +85,7 @@ class Optimiser:
         learning_rate: Its peak, reached after 5 % of the steps; falls to zero at the last.
         num_steps: Steps in all.
         kind: `muon` takes matrices only.
+        restarts: Steps before which all moments are forgotten and the rate rises anew, as at a curriculum's stages.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class Optimiser:
         learning_rate: float,
         num_steps: int,
         kind: OptimiserName = "adamw",
+        restarts: Rows[int] = (),
     ) -> None:
         self.parameters = parameters
+        self.restarts = sorted({0, *restarts})
         self.learning_rate = learning_rate
         self.num_steps = num_steps
         self.step_count = 0
@@ -108,8 +111,9 @@ class Optimiser:
         )
 
     def _rate(self) -> float:
-        warm_up = max(1, round(WARM_UP_SHARE * self.num_steps))
-        rise = min(1.0, (self.step_count + 1) / warm_up)
+        warm_up = max(1, round(WARM_UP_SHARE * self.num_steps / len(self.restarts)))
+        begun = max(start for start in self.restarts if start <= self.step_count)
+        rise = min(1.0, (self.step_count - begun + 1) / warm_up)
         return self.learning_rate * rise * (1 - self.step_count / self.num_steps)
 
     def step(self, loss: Tensor) -> float:
@@ -119,6 +123,8 @@ class Optimiser:
             DivergedError: after several such steps in a row.
         """
         self._inner.zero_grad(set_to_none=True)
+        if self.step_count in self.restarts:
+            self._inner.state.clear()
         is_good = bool(loss.isfinite())
         if is_good:
             loss.backward()  # type: ignore[no-untyped-call]

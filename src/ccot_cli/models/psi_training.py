@@ -8,9 +8,10 @@ Dimensions: B batch, K contemplation tokens, D width.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -72,6 +73,18 @@ def roll_out(
             yield number, tokens.inputs_BKD[row, : examples[number].num_tokens].clone()
 
 
+@dataclass(frozen=True)
+class Read:
+    """What ψ reads of some problems before it answers."""
+
+    sequence: Sequence
+    """The queries, and what comes between them and the answers."""
+    last_BKD: Tensor | None = None
+    """φ's contemplation tokens' raw states at index L, where there are any."""
+    mask_BK: Tensor | None = None
+    """Which of them exist."""
+
+
 class Context(Protocol):
     """What ψ decodes the answer from, for some problems of the data set."""
 
@@ -80,8 +93,8 @@ class Context(Protocol):
         """What learns with ψ, by name."""
         ...
 
-    def sequence(self, numbers: Rows[int]) -> Sequence:
-        """The problems' queries, and their contemplation tokens where there are any."""
+    def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
+        """Prepare the problems with these numbers, which are these examples in this epoch."""
         ...
 
 
@@ -91,15 +104,14 @@ class QueryContext:
 
     theta: Theta
     adapters: Adapters
-    examples: Rows[PsiExample]
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
         return {}
 
-    def sequence(self, numbers: Rows[int]) -> Sequence:
-        queries = [self.examples[number].query for number in numbers]
-        return encode_query(self.theta, self.adapters, queries, layer=self.theta.num_layers, adapter=PSI)[0]
+    def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
+        queries, depth = [example.query for example in batch], self.theta.num_layers
+        return Read(encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)[0])
 
 
 @dataclass(frozen=True)
@@ -121,17 +133,13 @@ class RolloutContext:
         layers = range(self.layer, self.theta.num_layers)
         return self.adapters.parameters(PHI, layers=layers) if self.trains_above else {}
 
-    def sequence(self, numbers: Rows[int]) -> Sequence:
-        return self.replay(numbers)[0]
-
-    def replay(self, numbers: Rows[int]) -> tuple[Sequence, Tensor, Tensor]:
-        """The sequence, the tokens' raw states at index L (B, K, D), and which of them exist (B, K)."""
+    def read(self, numbers: Rows[int], batch: Rows[PsiExample] = ()) -> Read:
         inputs = [self.rollouts[number] for number in numbers]
         inputs_BKD = pad_sequence(inputs, batch_first=True).to(self.theta.device)
         mask_BK = first_columns([len(rows) for rows in inputs], device=self.theta.device)
         sequence, above = self.queries.sequence(numbers), self.trains_above
         arguments = (self.theta, self.adapters, sequence, inputs_BKD, mask_BK)
-        return sequence, replay(*arguments, layer=self.layer, trains_above=above), mask_BK
+        return Read(sequence, replay(*arguments, layer=self.layer, trains_above=above), mask_BK)
 
 
 @dataclass(frozen=True)
@@ -143,25 +151,20 @@ class UnrolledContext:
     queries: Queries
     firsts: Rows[Tensor]
     """z_0 of every problem: D."""
-    counts: Rows[int]
-    """k of every problem."""
     layer: int
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
         return self.adapters.parameters(PHI)
 
-    def sequence(self, numbers: Rows[int]) -> Sequence:
-        return self.replay(numbers)[0]
-
-    def replay(self, numbers: Rows[int]) -> tuple[Sequence, Tensor, Tensor]:
-        """What `RolloutContext.replay` returns."""
+    def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
         sequence = self.queries.sequence(numbers)
         self.adapters.use(PHI)
         first_BD = torch.stack([self.firsts[number] for number in numbers]).to(self.theta.device)
-        mask_BK = first_columns([self.counts[number] for number in numbers], device=self.theta.device)
+        mask_BK = first_columns([example.num_tokens for example in batch], device=self.theta.device)
         _, lower_BKD = feed_back(self.theta, sequence, first_BD, mask_BK, layer=self.layer)
-        return sequence, self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence), mask_BK
+        last_BKD = self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence)
+        return Read(sequence, last_BKD, mask_BK)
 
 
 @dataclass(frozen=True)
@@ -181,14 +184,14 @@ class GoldContext:
         return {}
 
     @torch.no_grad()
-    def sequence(self, numbers: Rows[int]) -> Sequence:
+    def read(self, numbers: Rows[int], batch: Rows[PsiExample] = ()) -> Read:
         sequence = self.queries.sequence(numbers)
         gold = [self.gold[number][1:] for number in numbers]
         gold_BKID = pad_sequence(gold, batch_first=True).to(self.theta.device, self.theta.dtype)
         sequence.extend(first_columns([len(rows) for rows in gold], device=self.theta.device))
         self.adapters.use(self.adapter)
         self.theta.blocks.place(gold_BKID.transpose(1, 2), sequence)
-        return sequence
+        return Read(sequence)
 
 
 END_WEIGHT = 0.5
@@ -211,14 +214,24 @@ def is_last(mask_BK: Tensor) -> Tensor:
     return mask_BK & ~F.pad(mask_BK[:, 1:], (0, 1))
 
 
+Lessons = Callable[[int], Rows[PsiExample]]
+"""What every problem asks of ψ in an epoch, counted from 0."""
+
+
 class PsiTraining:
-    """Steps over the data set; which parameters learn is fixed on construction."""
+    """Steps over the data set; which parameters learn is fixed on construction.
+
+    Args:
+        lessons: What ψ learns from: the same in every epoch, or a curriculum.
+        stages: Epochs with which a new stage of the curriculum begins: the optimiser forgets its moments and warms up
+            again.
+    """
 
     def __init__(
         self,
         theta: Theta,
         adapters: Adapters,
-        examples: Rows[PsiExample],
+        lessons: Rows[PsiExample] | Lessons,
         context: Context,
         *,
         epochs: int,
@@ -226,38 +239,49 @@ class PsiTraining:
         learning_rate: float,
         optimiser: OptimiserName = "adamw",
         seed: int,
+        stages: Rows[int] = (),
     ) -> None:
-        self.theta, self.adapters, self.examples, self.context = theta, adapters, examples, context
+        self.theta, self.adapters, self.context = theta, adapters, context
+        # An epoch's lessons are made once, and the last epoch's are forgotten.
+        self._lessons = lru_cache(maxsize=1)(lessons if callable(lessons) else lambda epoch: lessons)
         self.batch_size, self.seed = batch_size, seed
         parameters = {**adapters.parameters(PSI), **context.trained}
         adapters.train_only(parameters)
-        width = theta.model.config.hidden_size
-        self.end_1W = nn.Parameter(torch.zeros(1, width + 1, device=theta.device))
+        self.end_1W = nn.Parameter(torch.zeros(1, theta.model.config.hidden_size + 1, device=theta.device))
         if self._teaches_end:
             parameters["end"] = self.end_1W
-        self.steps_per_epoch = -(-len(examples) // batch_size)
-        num_steps = epochs * self.steps_per_epoch
-        self.optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=num_steps, kind=optimiser)
+        first = self._lessons(0)
+        self._lengths = [len(example.query) + len(example.answer) for example in first]
+        self.steps_per_epoch = -(-len(first) // batch_size)
+        self.optimiser = Optimiser(
+            parameters,
+            learning_rate=learning_rate,
+            num_steps=epochs * self.steps_per_epoch,
+            kind=optimiser,
+            restarts=[epoch * self.steps_per_epoch for epoch in stages],
+        )
 
     def steps(self) -> Iterator[float]:
         """Train from wherever the optimiser stands to the end, yielding each step's loss."""
-        lengths = [len(example.query) + len(example.answer) for example in self.examples]
-        return steps_over(self.optimiser, lengths, batch_size=self.batch_size, seed=self.seed, loss=self.loss)
+        return steps_over(self.optimiser, self._lengths, batch_size=self.batch_size, seed=self.seed, loss=self.loss)
 
     @property
     def _teaches_end(self) -> bool:
         """Whether φ learns with ψ, and so may learn to show which token is its last."""
-        return isinstance(self.context, RolloutContext | UnrolledContext) and bool(self.context.trained)
+        return any(f".{PHI}." in name for name in self.context.trained)
 
     def loss(self, numbers: Rows[int]) -> Tensor:
         """Answer cross-entropy of a batch; where φ learns with ψ, END's loss is added."""
-        start = [self.examples[number].start for number in numbers]
-        answers = [self.examples[number].answer for number in numbers]
-        if not isinstance(self.context, RolloutContext | UnrolledContext) or not self._teaches_end:
-            return answer_loss(self.theta, self.adapters, self.context.sequence(numbers), start, answers)
-        sequence, last_BKD, mask_BK = self.context.replay(numbers)
-        answered = answer_loss(self.theta, self.adapters, sequence, start, answers)
-        return answered + END_WEIGHT * end_loss(self.end_1W, last_BKD, mask_BK)
+        lessons = self._lessons(self.optimiser.step_count // self.steps_per_epoch)
+        batch = [lessons[number] for number in numbers]
+        read = self.context.read(numbers, batch)
+        start, answers = [example.start for example in batch], [example.answer for example in batch]
+        answered = answer_loss(self.theta, self.adapters, read.sequence, start, answers)
+        if not self._teaches_end:
+            return answered
+        assert read.last_BKD is not None
+        assert read.mask_BK is not None
+        return answered + END_WEIGHT * end_loss(self.end_1W, read.last_BKD, read.mask_BK)
 
 
 @torch.no_grad()
@@ -270,9 +294,11 @@ def last_states(context: RolloutContext, *, batch_size: int) -> tuple[Tensor, Te
     states, labels = [], []
     lengths = [len(query) for query in context.queries.queries]
     for numbers in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
-        _, last_BKD, mask_BK = context.replay(numbers)
-        states.append(last_BKD[mask_BK])
-        labels.append(is_last(mask_BK)[mask_BK])
+        read = context.read(numbers)
+        assert read.last_BKD is not None
+        assert read.mask_BK is not None
+        states.append(read.last_BKD[read.mask_BK])
+        labels.append(is_last(read.mask_BK)[read.mask_BK])
     return torch.cat(states), torch.cat(labels)
 
 

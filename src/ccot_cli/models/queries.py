@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from transformers import DynamicCache
 
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.cache import empty_cache
 from ccot_cli.models.gold import plan_batches
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.theta import Theta
@@ -90,7 +90,7 @@ class KeptQueries:
         heads, channels = self._shape
         both = rows_BNW.view(len(numbers), longest, 2 * theta.num_layers, heads, channels).permute(2, 0, 3, 1, 4)
         both = both.to(theta.device, theta.dtype, memory_format=torch.contiguous_format).contiguous()
-        cache = DynamicCache()
+        cache = empty_cache()
         for layer in range(theta.num_layers):
             cache.update(both[2 * layer], both[2 * layer + 1], layer_idx=layer)
         return Sequence(cache, mask_BN.to(theta.device))

@@ -1,7 +1,7 @@
-"""The ways to answer a question: at once, after an explicit chain, or after contemplation tokens.
+"""What all ways to answer a question share, and the plainest of them, writing.
 
 A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`, the stop classifier in
-`end.safetensors`. All answer greedily, in batches.
+`end.safetensors`, or what else a method has. All answer greedily, in batches.
 """
 
 import json
@@ -16,19 +16,15 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from ccot_cli.config import DecodingConfig
+from ccot_cli.config import BaselineName, DecodingConfig
 from ccot_cli.data.answers import read_answer, read_last_number
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
-from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.controls import Control, Replacement
-from ccot_cli.models.end import End
-from ccot_cli.models.pause import add_pauses, load_pause
-from ccot_cli.models.phi import contemplate, encode_query
+from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi import decode
 from ccot_cli.models.theta import Theta
-from ccot_cli.tensors.select import max_contemplation
 
 METHOD_FILE = "method.json"
 
@@ -74,7 +70,7 @@ class Reasoner(Protocol):
         ...
 
 
-MethodName = Literal["ccot", "direct", "cot", "pause"]
+MethodName = Literal["ccot"] | BaselineName
 
 
 @dataclass(frozen=True)
@@ -179,63 +175,6 @@ class AnswerReasoner(ABC):
 
 
 @dataclass
-class DirectReasoner(AnswerReasoner):
-    """No tokens in between: the model as it is after plain fine-tuning, which read the query under ψ too."""
-
-    def prepare(self, queries: list[list[int]]) -> Prepared:
-        clock = Clock(self.theta.device)
-        depth = self.theta.num_layers
-        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
-        return Prepared(sequence, [0] * len(queries), [False] * len(queries), clock.lap(), 0.0)
-
-
-@dataclass
-class CcotReasoner(AnswerReasoner):
-    """Contemplation tokens, then the answer (paper, Algorithm 2)."""
-
-    end: End
-    control: Control | None = None
-    """What stands in the contemplation tokens' place."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.method.name}, {self.control}" if self.control else self.method.name
-
-    def prepare(self, queries: list[list[int]]) -> Prepared:
-        clock = Clock(self.theta.device)
-        layer = self.method.autoregressive_layer
-        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=layer)
-        prefill = clock.lap()
-        tokens = contemplate(
-            self.theta,
-            self.adapters,
-            sequence,
-            first_BD,
-            layer=layer,
-            max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
-            is_end=self.end,
-        )
-        if self.control:
-            sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
-        counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
-        return Prepared(sequence, counts, is_capped, prefill, clock.lap())
-
-
-@dataclass
-class PauseReasoner(AnswerReasoner):
-    """Copies of a learned token between query and answer, in one parallel pass (Goyal et al., 2024)."""
-
-    pause_1D: Tensor
-
-    def prepare(self, queries: list[list[int]]) -> Prepared:
-        clock, depth, count = Clock(self.theta.device), self.theta.num_layers, self.method.num_tokens
-        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
-        prefill = clock.lap()
-        add_pauses(self.theta, sequence, self.pause_1D, [count] * len(queries))
-        return Prepared(sequence, [count] * len(queries), [False] * len(queries), prefill, clock.lap())
-
-
-@dataclass
 class ChainReasoner:
     """The explicit chain and its answer (paper, Algorithm 1; r = 1), by θ itself or by an adapter trained on chains."""
 
@@ -253,8 +192,9 @@ class ChainReasoner:
         # The prompt's last token opens the chain, as <COT> does in the paper.
         opened = [query[:-1] for query in queries]
         depth = self.theta.num_layers
-        sequence, _ = encode_query(self.theta, self.adapters, opened, layer=depth, adapter=self.adapter)
+        sequence, last_BD = encode_query(self.theta, self.adapters, opened, layer=depth, adapter=self.adapter)
         prefill = clock.lap()
+        num_thoughts = self.think(sequence, last_BD)
         text = decode(
             self.theta,
             self.adapters,
@@ -264,10 +204,16 @@ class ChainReasoner:
             adapter=self.adapter,
         )
         contemplation = clock.lap()
-        replies = [self._read(ids, is_capped) for ids, is_capped in zip(text.ids, text.is_capped, strict=True)]
+        replies = [
+            self._read(ids, is_capped, num_thoughts) for ids, is_capped in zip(text.ids, text.is_capped, strict=True)
+        ]
         return replies, Seconds(prefill, contemplation, clock.lap())
 
-    def _read(self, ids: list[int], is_capped: bool) -> Reply:
+    def think(self, sequence: Sequence, last_BD: Tensor) -> int:
+        """Append something to the query before anything is written; returns how many tokens."""
+        return 0
+
+    def _read(self, ids: list[int], is_capped: bool, num_thoughts: int) -> Reply:
         text = self.theta.encoder.decode(ids)
         marker = self.theta.encoder.answer_marker
         starts = [at for at in range(len(ids)) if ids[at : at + len(marker)] == marker]
@@ -276,29 +222,7 @@ class ChainReasoner:
             # A model that was not taught to write #### has its last number read, if it came to an end.
             answer=read_answer(text) or (not is_capped and read_last_number(text)) or "",
             text=text,
-            num_contemplation=num_chain,
+            num_contemplation=num_thoughts + num_chain,
             num_answer=max(0, len(ids) - num_chain - len(marker)),
             is_truncated=is_capped,
         )
-
-
-def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, decoding: DecodingConfig) -> Reasoner:
-    """The method that was trained into `folder`; it takes the adapters' place of any loaded before.
-
-    Raises:
-        CorruptError: where a file is damaged or made for another model.
-    """
-    method = Method.load(folder)
-    adapters.load(PSI, folder / PSI)
-    width, device = theta.model.config.hidden_size, theta.device
-    match method.name:
-        case "ccot":
-            adapters.load(PHI, folder / PHI)
-            return CcotReasoner(theta, adapters, method, decoding, End.load(folder, width).to(device))
-        case "direct":
-            return DirectReasoner(theta, adapters, method, decoding)
-        case "pause":
-            return PauseReasoner(theta, adapters, method, decoding, load_pause(folder, width).to(device))
-        case "cot":
-            return ChainReasoner(theta, adapters, decoding.max_chain_tokens, adapter=PSI)
-    raise CorruptError(f"{folder / METHOD_FILE} names no method that ccot knows", fix="train it again")

@@ -73,7 +73,7 @@ def gold_ceiling(workspace: Workspace, settings: Settings, ratio: Decimal, *, pr
         num_correct = 0
         for start in range(0, len(problems[1]), chosen.batch_size):
             numbers = range(start, min(start + chosen.batch_size, len(problems[1])))
-            sequence = contexts[1].sequence(numbers)
+            sequence = contexts[1].read(numbers).sequence
             opened = [examples[1][number].start for number in numbers]
             text = decode(theta, adapters, sequence, opened, max_tokens=settings.decoding.max_answer_tokens)
             for number, ids in zip(numbers, text.ids, strict=True):

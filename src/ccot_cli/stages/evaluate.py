@@ -18,8 +18,9 @@ from ccot_cli.config import Settings, ratio_name, stage_config
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.files import commit, write_json
+from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.controls import CONTROLS
-from ccot_cli.models.reasoner import CcotReasoner, Reasoner, Reply, Seconds
+from ccot_cli.models.reasoner import Reasoner, Reply, Seconds
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_psi
 from ccot_cli.stages.methods import Methods, find_methods

@@ -62,15 +62,10 @@ class Selection:
         self.progress.say("looking for the tokens that announce")
         sample = self.problems[: min(self.num_train, NUM_SCORED)]
         scores_V = announcements(self.theta, sample, batch_tokens=self.settings.precompute.batch_tokens)
-        breaks = self._line_breaks()
         return [
-            best_of_each(scores_V[problem.chain], _lines(problem.chain, breaks), self._num_kept(problem))
+            best_of_each(scores_V[problem.chain], self.theta.encoder.lines(problem.chain), self._num_kept(problem))
             for problem in self.problems
         ]
-
-    def _line_breaks(self) -> set[int]:
-        tokenizer = self.theta.encoder.tokenizer
-        return {token for token in range(len(tokenizer)) if "\n" in tokenizer.decode([token])}
 
     def _learned(self) -> list[list[int]]:
         layer = self.source.manifest.config["precompute"]["scorer_layer"]
@@ -105,12 +100,3 @@ class Selection:
                 advance(1, loss=f"{loss:.4f}")
         adapters.train_only(())
         return scorer.eval()
-
-
-def _lines(chain: list[int], breaks: set[int]) -> list[int]:
-    """The line of every chain token, a line break belonging to the line it ends."""
-    lines, line = [], 0
-    for token in chain:
-        lines.append(line)
-        line += token in breaks
-    return lines

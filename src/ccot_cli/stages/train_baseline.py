@@ -6,14 +6,14 @@ from decimal import Decimal
 
 from ccot_cli.config import BaselineName, Settings, ratio_name, stage_config
 from ccot_cli.models.adapters import PSI, Adapters
-from ccot_cli.models.pause import PauseContext, fresh_pause, save_pause
-from ccot_cli.models.psi_training import PsiExample, PsiTraining
+from ccot_cli.models.baselines.base import Course
+from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.reasoner import Method
 from ccot_cli.progress import Progress
-from ccot_cli.stages import precompute, score, train_psi
+from ccot_cli.stages import precompute, score
 from ccot_cli.stages.training import take_steps
-from ccot_cli.tensors.select import num_kept
-from ccot_cli.workspace import Workspace
+from ccot_cli.stages.validation import validate
+from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-baseline"
 
@@ -29,9 +29,19 @@ class TrainBaselineResult:
     """Mean over the last epoch."""
     num_validation: int
     validation_accuracy: float
-    num_tokens: int
-    """Tokens between query and answer."""
+    mean_tokens: float
+    """Tokens between query and answer on validation."""
     was_ready: bool = False
+
+
+def has_ratios(method: BaselineName) -> bool:
+    """Whether it has as many tokens as CCoT, at any ratio; otherwise it has a ratio of its own."""
+    return BASELINES[method].ratio is None
+
+
+def key_of(method: BaselineName, ratio: Decimal) -> str:
+    """`direct`, or `pause-r0.10` where the method comes in ratios."""
+    return f"{method}-{ratio_name(ratio)}" if has_ratios(method) else method
 
 
 def run(
@@ -45,56 +55,49 @@ def run(
 ) -> TrainBaselineResult:
     """Train one method with the settings of `train_psi`; an interrupted run goes on from its last checkpoint.
 
-    PAUSE gets as many tokens as CCoT has on average, k = ceil(r m) of the mean chain, for every problem: how long a
-    chain would have been is not known when a question is asked.
+    Args:
+        ratio: Of CCoT's tokens; a method that has a ratio of its own does not read it.
 
     Raises:
         MissingError: where `precompute` has not run.
     """
-    key = f"{method}-{ratio_name(ratio)}"
     source = workspace.require(precompute.STAGE)
     config = stage_config(settings, STAGE)
     inputs = {precompute.STAGE: source.fingerprint}
+    key = key_of(method, ratio)
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
         return TrainBaselineResult(**{**ready.manifest.summary, "was_ready": True})
+    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
+        result = _train(settings, method, ratio, source, build, progress)
+        build.summary.update(asdict(result))
+    return result
+
+
+def _train(
+    settings: Settings, name: BaselineName, ratio: Decimal, source: Artifact, build: Build, progress: Progress
+) -> TrainBaselineResult:
     theta, chosen = score.load_matching_theta(settings, source), settings.train_psi
     adapters = Adapters(theta)
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
     stored = precompute.read_problems(source)
-    encoded = [theta.encoder.problem(item.problem) for item in stored if not item.is_validation]
+    baseline = BASELINES[name]()
+    own_ratio = ratio if baseline.ratio is None else baseline.ratio
+    problems = [theta.encoder.problem(item.problem) for item in stored if not item.is_validation]
+    course = Course(theta, adapters, problems, own_ratio, chosen)
+    training, label = baseline.training(course), f"{name} at r = {ratio:f}" if has_ratios(name) else name
+    train_loss = take_steps(training, build, label=label, checkpoint_steps=chosen.checkpoint_steps, progress=progress)
+    adapters.train_only(())
+    adapters.save(PSI, build.folder)
+    baseline.save(build.folder)
+    Method(name, f"{own_ratio:f}", num_tokens=baseline.num_tokens(course)).save(build.folder)
     held_out = [item.problem for item in stored if item.is_validation]
-    count = num_kept(ratio, round(sum(len(each.chain) for each in encoded) / len(encoded)))
-    examples = [PsiExample(each.query, theta.encoder.answer_marker, each.answer, count) for each in encoded]
-    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        pause_1D = fresh_pause(theta)
-        training = PsiTraining(
-            theta,
-            adapters,
-            examples,
-            PauseContext(theta, adapters, examples, pause_1D),
-            epochs=chosen.epochs,
-            batch_size=chosen.batch_size,
-            learning_rate=chosen.learning_rate,
-            optimiser=chosen.optimiser,
-            seed=chosen.seed,
-        )
-        label = f"{method} at r = {ratio:f}"
-        train_loss = take_steps(
-            training, build, label=label, checkpoint_steps=chosen.checkpoint_steps, progress=progress
-        )
-        adapters.train_only(())
-        adapters.save(PSI, build.folder)
-        save_pause(pause_1D, build.folder)
-        Method(method, f"{ratio:f}", num_tokens=count).save(build.folder)
-        accuracy, _ = train_psi.validate(theta, adapters, build.folder, held_out, settings, progress)
-        result = TrainBaselineResult(
-            method=method,
-            ratio=f"{ratio:f}",
-            num_steps=training.optimiser.step_count,
-            train_loss=train_loss,
-            num_validation=len(held_out),
-            validation_accuracy=accuracy,
-            num_tokens=count,
-        )
-        build.summary.update(asdict(result))
-    return result
+    accuracy, mean_tokens = validate(theta, adapters, build.folder, held_out, settings, progress)
+    return TrainBaselineResult(
+        method=name,
+        ratio=f"{own_ratio:f}",
+        num_steps=training.optimiser.step_count,
+        train_loss=train_loss,
+        num_validation=len(held_out),
+        validation_accuracy=accuracy,
+        mean_tokens=mean_tokens,
+    )

@@ -1,15 +1,10 @@
-"""Train ψ, the answer decoder, and END, the stop classifier (paper, section 4.2).
-
-At r = 0 there is no φ and ψ learns to answer at once; at r = 1 ψ learns to write the explicit chain.
-"""
+"""Train ψ, the answer decoder, and END, the stop classifier (paper, section 4.2)."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from pathlib import Path
 
 from ccot_cli.config import Settings, ratio_name, stage_config
-from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.end import fit_end
@@ -17,7 +12,6 @@ from ccot_cli.models.psi_training import (
     Context,
     PsiExample,
     PsiTraining,
-    QueryContext,
     RolloutContext,
     Rollouts,
     UnrolledContext,
@@ -26,12 +20,13 @@ from ccot_cli.models.psi_training import (
     roll_out,
 )
 from ccot_cli.models.queries import Queries
-from ccot_cli.models.reasoner import Method, MethodName, load_reasoner
+from ccot_cli.models.reasoner import Method
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.stages.queries import open_queries
 from ccot_cli.stages.training import take_steps
+from ccot_cli.stages.validation import validate
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Artifact, Build, Workspace
 
@@ -52,7 +47,7 @@ class TrainPsiResult:
     """Contemplation tokens generated on validation, END deciding."""
     target_tokens: float
     """Mean k."""
-    end: dict[str, float] | None
+    end: dict[str, float]
     """END's confusion on validation tokens."""
     was_ready: bool = False
 
@@ -67,9 +62,9 @@ def run(
     """
     key = ratio_name(ratio)
     source = workspace.require(precompute.STAGE)
-    phi = workspace.require(train_phi.STAGE, key) if 0 < ratio < 1 else None
+    phi = workspace.require(train_phi.STAGE, key)
     config = stage_config(settings, STAGE)
-    inputs = {train_phi.STAGE: phi.fingerprint} if phi else {precompute.STAGE: source.fingerprint}
+    inputs = {train_phi.STAGE: phi.fingerprint}
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
         return TrainPsiResult(**{**ready.manifest.summary, "was_ready": True})
     job = _Job(settings, ratio, score.load_matching_theta(settings, source), source, phi, progress)
@@ -82,12 +77,8 @@ def run(
 def example(theta: Theta, problem: Problem, ratio: Decimal) -> PsiExample:
     """What ψ learns from a problem at a ratio."""
     encoded = theta.encoder.problem(problem)
-    marker = theta.encoder.answer_marker
-    if ratio == 1:
-        solution = [*encoded.chain, *marker, *encoded.answer]
-        return PsiExample(encoded.query[:-1], encoded.query[-1:], solution, 0)
-    num_tokens = num_kept(ratio, len(encoded.chain)) if ratio else 0
-    return PsiExample(encoded.query, marker, encoded.answer, num_tokens)
+    num_tokens = num_kept(ratio, len(encoded.chain))
+    return PsiExample(encoded.query, theta.encoder.answer_marker, encoded.answer, num_tokens)
 
 
 @dataclass
@@ -98,17 +89,14 @@ class _Job:
     ratio: Decimal
     theta: Theta
     source: Artifact
-    phi: Artifact | None
-    """None at r = 0 and r = 1, where there are no contemplation tokens."""
+    phi: Artifact
     progress: Progress
 
     def __post_init__(self) -> None:
         chosen = self.settings.train_psi
         self.adapters = Adapters(self.theta)
-        self.layer = self.theta.num_layers
-        if self.phi:
-            self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
-            self.adapters.load(PHI, self.phi.folder / PHI)
+        self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
+        self.adapters.load(PHI, self.phi.folder / PHI)
         self.adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
         stored = precompute.read_problems(self.source)
         self.train_examples = self._examples([item.problem for item in stored if not item.is_validation])
@@ -122,15 +110,13 @@ class _Job:
         path = build.scratch(f"queries-{name}.bin")
         return open_queries(self.theta, self.adapters, [each.query for each in examples], path, self.progress)
 
-    def _context(self, queries: Queries | None) -> Context:
+    def _context(self, queries: Queries) -> Context:
         """What ψ learns to decode from."""
-        if queries is None:
-            return QueryContext(self.theta, self.adapters, self.train_examples)
         unfreeze, rollouts = self.settings.train_psi.unfreeze, self._roll_out(self.train_examples)
         if unfreeze == "all":
             # z_0 is what every rollout was fed first.
-            firsts, counts = [rollout[0] for rollout in rollouts], [len(rollout) for rollout in rollouts]
-            return UnrolledContext(self.theta, self.adapters, queries, firsts, counts, self.layer)
+            firsts = [rollout[0] for rollout in rollouts]
+            return UnrolledContext(self.theta, self.adapters, queries, firsts, self.layer)
         above = unfreeze == "above"
         return RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer, trains_above=above)
 
@@ -152,7 +138,7 @@ class _Job:
     def train(self, build: Build) -> TrainPsiResult:
         """ψ, then END with ψ frozen, then a look at the validation problems."""
         chosen = self.settings.train_psi
-        queries = self._queries(self.train_examples, "train", build) if self.phi else None
+        queries = self._queries(self.train_examples, "train", build)
         context = self._context(queries)
         training = PsiTraining(
             self.theta,
@@ -174,15 +160,11 @@ class _Job:
         )
         self.adapters.train_only(())
         self.adapters.save(PSI, build.folder)
-        names: dict[Decimal, MethodName] = {Decimal(0): "direct", Decimal(1): "cot"}
-        name = names.get(self.ratio, "ccot")
-        Method(name, f"{self.ratio:f}", self.layer).save(build.folder)
-        end = None
-        if queries:
-            self.adapters.save(PHI, build.folder)
-            # What φ is fed has changed only where its layers up to l have learned.
-            kept = context.rollouts if isinstance(context, RolloutContext) else self._roll_out(self.train_examples)
-            end = self._train_end(build, queries, kept)
+        self.adapters.save(PHI, build.folder)
+        Method("ccot", f"{self.ratio:f}", self.layer).save(build.folder)
+        # What φ is fed has changed only where its layers up to l have learned.
+        kept = context.rollouts if isinstance(context, RolloutContext) else self._roll_out(self.train_examples)
+        end = self._train_end(build, queries, kept)
         accuracy, mean_tokens = validate(
             self.theta, self.adapters, build.folder, self.held_out, self.settings, self.progress
         )
@@ -211,21 +193,3 @@ class _Job:
         end.save(build.folder)
         report = judge_end(end, *states[1])
         return {**asdict(report), "accuracy": report.accuracy}
-
-
-def validate(
-    theta: Theta, adapters: Adapters, folder: Path, problems: Rows[Problem], settings: Settings, progress: Progress
-) -> tuple[float, float]:
-    """Accuracy of a trained folder, and its mean number of tokens before the answer, decoding freely."""
-    reasoner = load_reasoner(theta, adapters, folder, decoding=settings.decoding)
-    batch_size = settings.eval.batch_size
-    num_correct = num_tokens = 0
-    with progress.task("validation", total=len(problems), unit="problems") as advance:
-        for start in range(0, len(problems), batch_size):
-            batch = problems[start : start + batch_size]
-            replies, _ = reasoner.reply([problem.question for problem in batch])
-            for problem, reply in zip(batch, replies, strict=True):
-                num_correct += is_correct(reply.answer, problem.answer)
-                num_tokens += reply.num_contemplation
-                advance()
-    return num_correct / len(problems), num_tokens / len(problems)

@@ -57,25 +57,36 @@ def best(scores: Tensor, num_tokens: int) -> list[int]:
 
 
 def best_of_each(scores: Tensor, segments: list[int], num_tokens: int) -> list[int]:
-    """The first choice of every segment, then every segment's second choice, and so on until there are k.
+    """Whole rounds over the segments, and for the rest the end of the chain.
 
-    A segment's first choice is its best token. Then comes every second token before it, the nearest first: they hold
-    what the best one is made from. Then the others, by score. Where a round has
-    more segments than tokens are left, those nearer the answer come first: what they leave out can still be read from
-    the query.
+    In a round every segment gives one token: its best one first, then every second token before that, the nearest
+    first (they hold what the best one is made from), then the others by score. What is left when no further round fits
+    goes to the chain's last tokens. So which token comes next can be told from those before it: a round that only some
+    segments take part in would depend on k, on the length of a chain that is not written yet. Where not even one round
+    fits, the segments nearer the answer give their best tokens: what they leave out can still be read from the query.
 
     Args:
         scores: One number for each of the m chain tokens.
         segments: Which segment (a line of the chain: one reasoning step) each token belongs to, not decreasing.
         num_tokens: k.
     """
-    places: list[tuple[int, int, int]] = []
-    for segment in set(segments):
-        members = [position for position, each in enumerate(segments) if each == segment]
-        top = max(members, key=lambda position: (float(scores[position]), position))
-        ranked = sorted(members, key=lambda position: _preference(position, top, float(scores[position])))
-        places += [(rank, -segment, position) for rank, position in enumerate(ranked)]
-    return sorted(position for _, _, position in sorted(places)[:num_tokens])
+    ranked = [_ranked(scores, segments, segment) for segment in sorted(set(segments), reverse=True)]
+    chosen: list[int] = []
+    for rank in range(max(map(len, ranked))):
+        # A segment that has no more tokens to give takes no part.
+        given = [positions[rank] for positions in ranked if rank < len(positions)]
+        if rank and len(given) > num_tokens - len(chosen):
+            break
+        chosen += given[: num_tokens - len(chosen)]
+    left = [position for position in reversed(range(len(segments))) if position not in chosen]
+    return sorted(chosen + left[: num_tokens - len(chosen)])
+
+
+def _ranked(scores: Tensor, segments: list[int], segment: int) -> list[int]:
+    """A segment's positions from its first choice to its last."""
+    members = [position for position, each in enumerate(segments) if each == segment]
+    top = max(members, key=lambda position: (float(scores[position]), position))
+    return sorted(members, key=lambda position: _preference(position, top, float(scores[position])))
 
 
 def _preference(position: int, top: int, score: float) -> tuple[int, float, int]:

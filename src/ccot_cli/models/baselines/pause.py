@@ -1,7 +1,8 @@
-"""PAUSE: copies of one learned token between query and answer (Goyal et al., 2024).
+"""PAUSE: copies of one learned token between query and answer (Goyal et al., 2024); and `filler`: of a full stop.
 
 They give the model room to compute in, all at once: none of them sees what another has come to, unlike contemplation
-tokens. The whole model is fine-tuned with them (ψ reads the query too), and their number is fixed.
+tokens. The whole model is fine-tuned with them (ψ reads the query too), and their number is fixed: CCoT's k at the
+mean chain.
 
 Dimensions: B batch, K pause tokens, D width.
 """
@@ -9,27 +10,33 @@ Dimensions: B batch, K pause tokens, D width.
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ccot_cli.config import BaselineName
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.adapters import PSI, Adapters
+from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.phi import encode_query
-from ccot_cli.models.psi_training import PsiExample
+from ccot_cli.models.psi_training import PsiExample, PsiTraining, Read
+from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import first_columns
 
 FILE_NAME = "pause.safetensors"
+FILLER = "."
 
 
 def add_pauses(theta: Theta, sequence: Sequence, pause_1D: Tensor, counts: Rows[int]) -> None:
     """Append a number of pause tokens to every row, in one parallel pass under the weights in use.
 
     Args:
-        pause_1D: The learned embedding.
+        pause_1D: The embedding.
         counts: How many, by row; none at all leaves the sequence as it is.
     """
     if not max(counts):
@@ -46,19 +53,18 @@ class PauseContext:
 
     theta: Theta
     adapters: Adapters
-    examples: Rows[PsiExample]
-    pause_1D: nn.Parameter
+    pause_1D: Tensor
+    """Learns where it is a parameter."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        return {"pause": self.pause_1D}
+        return {"pause": self.pause_1D} if isinstance(self.pause_1D, nn.Parameter) else {}
 
-    def sequence(self, numbers: Rows[int]) -> Sequence:
-        batch = [self.examples[number] for number in numbers]
+    def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
         depth, queries = self.theta.num_layers, [example.query for example in batch]
         sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
         add_pauses(self.theta, sequence, self.pause_1D, [example.num_tokens for example in batch])
-        return sequence
+        return Read(sequence)
 
 
 def fresh_pause(theta: Theta) -> nn.Parameter:
@@ -66,6 +72,14 @@ def fresh_pause(theta: Theta) -> nn.Parameter:
     weight = theta.blocks.embedding.weight
     assert isinstance(weight, Tensor)
     return nn.Parameter(weight.detach().float().mean(dim=0, keepdim=True))
+
+
+def filler_embedding(theta: Theta) -> Tensor:
+    """θ's embedding of the filler's first token: 1, D."""
+    token = theta.encoder.tokenizer(FILLER, add_special_tokens=False).input_ids[0]
+    with torch.no_grad():
+        embedded_1D: Tensor = theta.blocks.embedding(torch.tensor([token], device=theta.device))
+    return embedded_1D
 
 
 def save_pause(pause_1D: Tensor, folder: Path) -> None:
@@ -86,3 +100,47 @@ def load_pause(folder: Path, width: int) -> Tensor:
     if pause_1D.shape != (1, width) or not bool(pause_1D.isfinite().all()):
         raise CorruptError(f"{path} does not fit a model of width {width}", fix="ccot train-baseline pause")
     return pause_1D
+
+
+@dataclass
+class PauseReasoner(AnswerReasoner):
+    """Query, pause tokens in one parallel pass, answer."""
+
+    pause_1D: Tensor
+
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        clock, depth, count = Clock(self.theta.device), self.theta.num_layers, self.method.num_tokens
+        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
+        prefill = clock.lap()
+        add_pauses(self.theta, sequence, self.pause_1D, [count] * len(queries))
+        return Prepared(sequence, [count] * len(queries), [False] * len(queries), prefill, clock.lap())
+
+
+class Pause(Baseline):
+    name: ClassVar[BaselineName] = "pause"
+
+    def training(self, course: Course) -> PsiTraining:
+        self.pause_1D = self._embedding(course.theta)
+        context = PauseContext(course.theta, course.adapters, self.pause_1D)
+        return course.training(course.answers(course.num_tokens), context)
+
+    def _embedding(self, theta: Theta) -> Tensor:
+        return fresh_pause(theta)
+
+    def num_tokens(self, course: Course) -> int:
+        return course.num_tokens
+
+    def save(self, folder: Path) -> None:
+        save_pause(self.pause_1D, folder)
+
+    @classmethod
+    def load(cls, trained: Trained) -> PauseReasoner:
+        pause_1D = load_pause(trained.folder, trained.theta.model.config.hidden_size).to(trained.theta.device)
+        return PauseReasoner(trained.theta, trained.adapters, trained.method, trained.decoding, pause_1D)
+
+
+class Filler(Pause):
+    name: ClassVar[BaselineName] = "filler"
+
+    def _embedding(self, theta: Theta) -> Tensor:
+        return filler_embedding(theta)

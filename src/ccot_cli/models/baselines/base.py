@@ -1,0 +1,100 @@
+"""The methods that CCoT is compared with: same base, same data, same steps, same clock.
+
+Each is one class in a file of its own. It says what ψ reads and is asked in every epoch (`training`), what it keeps
+beside ψ (`save`), and how it answers (`load`). Batches, steps, checkpoints and decoding are those of CCoT.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import ClassVar
+
+from ccot_cli.config import BaselineName, DecodingConfig, TrainPsiConfig
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.models.adapters import Adapters
+from ccot_cli.models.psi_training import Context, Lessons, PsiExample, PsiTraining, QueryContext
+from ccot_cli.models.reasoner import Method, Reasoner
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.select import num_kept
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a baseline learns from, and how long."""
+
+    theta: Theta
+    adapters: Adapters
+    """With a fresh ψ."""
+    problems: Rows[EncodedProblem]
+    """Training problems."""
+    ratio: Decimal
+    chosen: TrainPsiConfig
+
+    @property
+    def num_tokens(self) -> int:
+        """k = ceil(r m) of the mean chain: how long a question's own would have been is not known when it is asked."""
+        mean = round(sum(len(each.chain) for each in self.problems) / len(self.problems))
+        return num_kept(self.ratio, mean) if self.ratio else 0
+
+    def answers(self, num_tokens: int) -> list[PsiExample]:
+        """The answer, asked for with <ANS> after as many tokens of the method's own."""
+        marker = self.theta.encoder.answer_marker
+        return [PsiExample(each.query, marker, each.answer, num_tokens) for each in self.problems]
+
+    def training(
+        self, lessons: Rows[PsiExample] | Lessons, context: Context | None = None, *, stages: Rows[int] = ()
+    ) -> PsiTraining:
+        """The steps of `train_psi`'s settings; without a context, ψ reads the query itself."""
+        return PsiTraining(
+            self.theta,
+            self.adapters,
+            lessons,
+            context or QueryContext(self.theta, self.adapters),
+            epochs=self.chosen.epochs,
+            batch_size=self.chosen.batch_size,
+            learning_rate=self.chosen.learning_rate,
+            optimiser=self.chosen.optimiser,
+            seed=self.chosen.seed,
+            stages=stages,
+        )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained folder, its ψ loaded."""
+
+    theta: Theta
+    adapters: Adapters
+    method: Method
+    decoding: DecodingConfig
+    folder: Path
+
+
+class Baseline(ABC):
+    """One method."""
+
+    name: ClassVar[BaselineName]
+    ratio: ClassVar[Decimal | None] = None
+    """Where the method has one of its own; None where it gets CCoT's."""
+
+    @abstractmethod
+    def training(self, course: Course) -> PsiTraining:
+        """What is to be trained."""
+
+    def num_tokens(self, course: Course) -> int:
+        """Tokens between query and answer, where their number is fixed."""
+        return 0
+
+    def save(self, folder: Path) -> None:  # noqa: B027 (most methods learn nothing beside ψ)
+        """Keep what was learned beside ψ."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, trained: Trained) -> Reasoner:
+        """How it answers.
+
+        Raises:
+            CorruptError: where a file is damaged or made for another model.
+        """

@@ -1,0 +1,32 @@
+"""Answer at once: plain fine-tuning on answers (r = 0)."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ccot_cli.models.adapters import PSI
+from ccot_cli.models.baselines.base import Baseline, Course, Trained
+from ccot_cli.models.phi import encode_query
+from ccot_cli.models.psi_training import PsiTraining
+from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared
+
+
+class Direct(Baseline):
+    name = "direct"
+    ratio = Decimal(0)
+
+    def training(self, course: Course) -> PsiTraining:
+        return course.training(course.answers(0))
+
+    @classmethod
+    def load(cls, trained: Trained) -> "DirectReasoner":
+        return DirectReasoner(trained.theta, trained.adapters, trained.method, trained.decoding)
+
+
+@dataclass
+class DirectReasoner(AnswerReasoner):
+    """ψ reads the query and answers."""
+
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        clock, depth = Clock(self.theta.device), self.theta.num_layers
+        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
+        return Prepared(sequence, [0] * len(queries), [False] * len(queries), clock.lap(), 0.0)

@@ -1,0 +1,41 @@
+"""CCoT as a way of answering: contemplation tokens, then the answer (paper, Algorithm 2)."""
+
+from dataclasses import dataclass
+
+from ccot_cli.models.controls import Control, Replacement
+from ccot_cli.models.end import End
+from ccot_cli.models.phi import contemplate, encode_query
+from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared
+from ccot_cli.tensors.select import max_contemplation
+
+
+@dataclass
+class CcotReasoner(AnswerReasoner):
+    """Contemplation tokens, then the answer (paper, Algorithm 2)."""
+
+    end: End
+    control: Control | None = None
+    """What stands in the contemplation tokens' place."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.method.name}, {self.control}" if self.control else self.method.name
+
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        clock = Clock(self.theta.device)
+        layer = self.method.autoregressive_layer
+        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=layer)
+        prefill = clock.lap()
+        tokens = contemplate(
+            self.theta,
+            self.adapters,
+            sequence,
+            first_BD,
+            layer=layer,
+            max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
+            is_end=self.end,
+        )
+        if self.control:
+            sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
+        counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
+        return Prepared(sequence, counts, is_capped, prefill, clock.lap())

@@ -1,0 +1,36 @@
+"""Load whatever method a folder holds."""
+
+from pathlib import Path
+
+from ccot_cli.config import BaselineName, DecodingConfig
+from ccot_cli.errors import CorruptError
+from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.baselines.base import Baseline, Trained
+from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
+from ccot_cli.models.baselines.coconut import Coconut
+from ccot_cli.models.baselines.direct import Direct
+from ccot_cli.models.baselines.pause import Filler, Pause
+from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.end import End
+from ccot_cli.models.reasoner import METHOD_FILE, Method, Reasoner
+from ccot_cli.models.theta import Theta
+
+_ALL: tuple[type[Baseline], ...] = (Direct, Cot, Pause, Filler, Coconut, ImplicitCot, ShortCot)
+BASELINES: dict[BaselineName, type[Baseline]] = {each.name: each for each in _ALL}
+
+
+def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, decoding: DecodingConfig) -> Reasoner:
+    """The method that was trained into `folder`; it takes the adapters' place of any loaded before.
+
+    Raises:
+        CorruptError: where a file is damaged or made for another model.
+    """
+    method = Method.load(folder)
+    if method.name != "ccot" and method.name not in BASELINES:
+        raise CorruptError(f"{folder / METHOD_FILE} names no method that ccot knows", fix="train it again")
+    adapters.load(PSI, folder / PSI)
+    if method.name == "ccot":
+        adapters.load(PHI, folder / PHI)
+        end = End.load(folder, theta.model.config.hidden_size).to(theta.device)
+        return CcotReasoner(theta, adapters, method, decoding, end)
+    return BASELINES[method.name].load(Trained(theta, adapters, method, decoding, folder))

@@ -1,0 +1,254 @@
+"""The methods to compare with, each against a plain way to say what it does."""
+
+from dataclasses import replace
+from decimal import Decimal
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from conftest import shaken
+
+from ccot_cli.config import BaselineName, DecodingConfig, TrainPsiConfig
+from ccot_cli.data.problems import Problem, split_solution
+from ccot_cli.data.word_problems import generate
+from ccot_cli.errors import CorruptError
+from ccot_cli.models.adapters import PSI, Adapters
+from ccot_cli.models.baselines.base import Baseline, Course, Trained
+from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
+from ccot_cli.models.baselines.coconut import THOUGHTS, Coconut, CoconutContext
+from ccot_cli.models.baselines.pause import (
+    Filler,
+    Pause,
+    PauseContext,
+    add_pauses,
+    filler_embedding,
+    fresh_pause,
+    load_pause,
+    save_pause,
+)
+from ccot_cli.models.loading import BASELINES
+from ccot_cli.models.phi import encode_query
+from ccot_cli.models.psi import answer_loss
+from ccot_cli.models.psi_training import Context, PsiExample, PsiTraining, QueryContext
+from ccot_cli.models.reasoner import Method
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.select import num_kept
+
+QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
+RATIO = Decimal("0.1")
+
+
+def course(theta: Theta, adapters: Adapters | None = None, *, ratio: Decimal = RATIO, epochs: int = 8) -> Course:
+    adapters = adapters or shaken(theta, PSI)
+    problems = [
+        Problem(str(number), each.question, *split_solution(each.solution))
+        for number, each in enumerate(islice(generate("train", seed=3), 6))
+    ]
+    encoded = [theta.encoder.problem(problem) for problem in problems]
+    return Course(theta, adapters, encoded, ratio, TrainPsiConfig(epochs=epochs, batch_size=3, lora_rank=4))
+
+
+def lessons(training: PsiTraining, epoch: int) -> list[PsiExample]:
+    return list(training._lessons(epoch))
+
+
+def test_every_method_has_its_class() -> None:
+    assert set(BASELINES) == set(get_args(BaselineName))
+
+
+@pytest.mark.parametrize("method", BASELINES.values())
+def test_every_method_trains_saves_and_answers(llama: Theta, tmp_path: Path, method: type[Baseline]) -> None:
+    found, baseline = course(llama, epochs=3), method()
+    training = baseline.training(found)
+    before = {name: parameter.detach().clone() for name, parameter in training.optimiser.parameters.items()}
+    assert all(loss > 0 for loss in training.steps())
+    assert any(not torch.equal(before[name], each) for name, each in training.optimiser.parameters.items())
+    baseline.save(tmp_path)
+    spec = Method(method.name, f"{found.ratio:f}", num_tokens=baseline.num_tokens(found))
+    trained = Trained(llama, found.adapters, spec, DecodingConfig(max_chain_tokens=9), tmp_path)
+    replies, seconds = method.load(trained).reply(["Mia has 12 pens.", "Ben has 3 pens. Ben buys 4 more pens."])
+    assert len(replies) == 2
+    assert seconds.total > 0
+    if method in (Pause, Filler):
+        assert {reply.num_contemplation for reply in replies} == {found.num_tokens}
+
+
+def test_as_many_pause_tokens_as_ccot_has_at_the_mean_chain(llama: Theta) -> None:
+    found = course(llama)
+    mean = sum(len(each.chain) for each in found.problems) / len(found.problems)
+    assert found.num_tokens == num_kept(RATIO, round(mean))
+    for method in (Pause, Filler):
+        assert {each.num_tokens for each in lessons(method().training(found), 0)} == {found.num_tokens}
+
+
+def test_the_short_chain_has_as_many_tokens_as_ccot(llama: Theta) -> None:
+    found = course(llama)
+    for lesson, problem in zip(lessons(ShortCot().training(found), 0), found.problems, strict=True):
+        kept = num_kept(RATIO, len(problem.chain))
+        end = [*llama.encoder.answer_marker, *problem.answer]
+        assert lesson.answer == [*problem.chain[:kept], *end]
+
+
+# Chains that disappear
+
+
+def test_internalisation_goes_from_the_whole_chain_to_none(llama: Theta) -> None:
+    found = course(llama)
+    training = ImplicitCot().training(found)
+    marker = llama.encoder.answer_marker
+    left = []
+    for epoch in range(8):
+        epoch_lessons = lessons(training, epoch)
+        for lesson, problem in zip(epoch_lessons, found.problems, strict=True):
+            # What is left is the chain's end, and the answer stands behind it.
+            end = [*marker, *problem.answer]
+            assert lesson.answer[-len(end) :] == end
+            rest = lesson.answer[: -len(end)]
+            assert rest == problem.chain[len(problem.chain) - len(rest) :]
+        left.append([len(lesson.answer) for lesson in epoch_lessons])
+    assert [lesson.answer for lesson in lessons(training, 0)] == [
+        [*each.chain, *marker, *each.answer] for each in found.problems
+    ]
+    assert all(sum(later) < sum(earlier) for earlier, later in pairwise(left))
+    shortest = [len(marker) + len(each.answer) for each in found.problems]
+    assert left[6] == left[7] == shortest
+    assert training.optimiser.restarts == [2 * epoch for epoch in range(7)]
+
+
+def test_without_stages_latent_thoughts_are_the_written_chain(llama: Theta) -> None:
+    adapters = shaken(llama, PSI)
+    latent, written = Coconut().training(course(llama, adapters)), Cot().training(course(llama, adapters))
+    assert lessons(latent, 0) == lessons(written, 0)
+    torch.testing.assert_close(latent.loss([0, 1, 2]), written.loss([0, 1, 2]))
+
+
+def test_latent_thoughts_replace_one_line_more_with_every_stage(llama: Theta) -> None:
+    found = course(llama, epochs=12)
+    training = Coconut().training(found)
+    most = max(each[-1] + 1 for each in (llama.encoder.lines(problem.chain) for problem in found.problems))
+    seen = []
+    for epoch in range(12):
+        [stage] = {lesson.num_tokens // THOUGHTS for lesson in lessons(training, epoch)}
+        seen.append(stage)
+        for lesson, problem in zip(lessons(training, epoch), found.problems, strict=True):
+            text = llama.encoder.decode(lesson.answer)
+            chain = llama.encoder.decode(problem.chain).split("\n")
+            assert text.startswith("\n".join(chain[stage:]))
+            assert text.count("=") == "\n".join(chain[stage:]).count("=")
+    assert seen[0] == 0
+    assert seen[-3:] == [most] * 3
+    assert seen == sorted(seen)
+
+
+def test_latent_thoughts_are_final_normed_states_fed_back(theta: Theta) -> None:
+    adapters = shaken(theta, PSI)
+    [query, *_], marker, answer = QUERIES, [14], [20, 21]
+    adapters.merges = False
+    adapters.use(PSI)
+    embedding, embeds = theta.model.get_input_embeddings(), None
+    embeds = embedding(torch.tensor([query]))
+    for _ in range(3):
+        # transformers' last hidden state is behind the final norm.
+        last = theta.model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[-1][:, -1:]
+        embeds = torch.cat([embeds, last], dim=1)
+    whole = torch.cat([embeds, embedding(torch.tensor([[*marker, *answer]]))], dim=1)
+    logits = theta.model(inputs_embeds=whole).logits[:, -len(answer) - 1 : -1]
+    expected = torch.nn.functional.cross_entropy(logits[0], torch.tensor(answer))
+    row = PsiExample(query, marker, answer, 3)
+    sequence = CoconutContext(theta, adapters).read([0], [row]).sequence
+    found = answer_loss(theta, adapters, sequence, [marker], [answer])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_answer_teaches_through_the_latent_thoughts(llama: Theta) -> None:
+    """The loss changes with the query's adapter through the thoughts alone, where the answer cannot see the query."""
+    adapters = shaken(llama, PSI)
+    adapters.train_only(adapters.names(PSI))
+    rows = [PsiExample(query, [14], [20, 21], 2) for query in QUERIES]
+    sequence = CoconutContext(llama, adapters).read(range(3), rows).sequence
+    sequence.mask_BS = sequence.mask_BS.clone()
+    sequence.mask_BS[:, : max(map(len, QUERIES))] = False
+    for layer in range(llama.num_layers):
+        keys, _ = sequence.keys_values(layer)
+        assert keys.requires_grad
+    loss = answer_loss(llama, adapters, sequence, [row.start for row in rows], [row.answer for row in rows])
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(each.grad is not None and each.grad.abs().max() > 0 for each in adapters.parameters(PSI).values())
+
+
+# Pause tokens
+
+
+def examples(theta: Theta, counts: list[int]) -> list[PsiExample]:
+    marker = theta.encoder.answer_marker
+    return [PsiExample(query, marker, [20, 21], count) for query, count in zip(QUERIES, counts, strict=True)]
+
+
+def pause_loss(
+    theta: Theta, adapters: Adapters, rows: list[PsiExample], pause_1D: torch.nn.Parameter | None
+) -> torch.Tensor:
+    context: Context = QueryContext(theta, adapters)
+    if pause_1D is not None:
+        context = PauseContext(theta, adapters, pause_1D)
+    sequence = context.read(range(len(rows)), rows).sequence
+    return answer_loss(theta, adapters, sequence, [row.start for row in rows], [row.answer for row in rows])
+
+
+def test_no_pause_tokens_are_answering_at_once(theta: Theta) -> None:
+    rows, adapters = examples(theta, [0, 0, 0]), shaken(theta, PSI)
+    found, expected = (pause_loss(theta, adapters, rows, pause) for pause in (fresh_pause(theta), None))
+    torch.testing.assert_close(found, expected)
+
+
+def test_pause_tokens_are_those_of_the_models_own_forward_pass(theta: Theta) -> None:
+    pause = torch.nn.Parameter(
+        torch.randn(1, theta.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    )
+    [row] = examples(theta, [3, 0, 0])[:1]
+    adapters = shaken(theta, PSI)
+    adapters.use(PSI)
+    embedding = theta.model.get_input_embeddings()
+    ends = torch.tensor([[*row.start, *row.answer]])
+    embeds = torch.cat([embedding(torch.tensor([row.query])), pause.expand(1, 3, -1), embedding(ends)], dim=1)
+    logits = theta.model(inputs_embeds=embeds).logits[:, -len(row.answer) - 1 : -1]
+    expected = torch.nn.functional.cross_entropy(logits[0], torch.tensor(row.answer))
+    torch.testing.assert_close(pause_loss(theta, adapters, [row], pause), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_pause_token_learns(llama: Theta) -> None:
+    pause = fresh_pause(llama)
+    pause_loss(llama, shaken(llama, PSI), examples(llama, [3, 1, 2]), pause).backward()  # type: ignore[no-untyped-call]
+    assert pause.grad is not None
+    assert pause.grad.abs().max() > 0
+
+
+def test_a_filler_token_is_the_full_stop_itself_and_never_learns(theta: Theta) -> None:
+    [row] = examples(theta, [3, 0, 0])[:1]
+    adapters = shaken(theta, PSI)
+    stop = theta.encoder.tokenizer(".", add_special_tokens=False).input_ids
+    context = PauseContext(theta, adapters, filler_embedding(theta))
+    assert not context.trained
+    sequence = context.read([0], [row]).sequence
+    found = answer_loss(theta, adapters, sequence, [row.start], [row.answer])
+    spelled = replace(row, query=[*row.query, *stop[:1] * 3])
+    assert torch.allclose(found, pause_loss(theta, adapters, [spelled], None), atol=1e-5)
+
+
+def test_rows_may_have_different_numbers_of_pause_tokens(llama: Theta) -> None:
+    adapters = shaken(llama, PSI)
+    sequence, _ = encode_query(llama, adapters, QUERIES, layer=llama.num_layers, adapter=PSI)
+    add_pauses(llama, sequence, fresh_pause(llama), [2, 0, 1])
+    assert sequence.mask_BS.sum(dim=1).tolist() == [6, 2, 4]
+
+
+def test_a_pause_token_survives_saving_and_a_broken_one_is_refused(llama: Theta, tmp_path: Path) -> None:
+    pause = fresh_pause(llama)
+    save_pause(pause, tmp_path)
+    assert torch.equal(load_pause(tmp_path, 32), pause)
+    with pytest.raises(CorruptError, match="width 64"):
+        load_pause(tmp_path, 64)
+    (tmp_path / "pause.safetensors").write_bytes(b"not a tensor")
+    with pytest.raises(CorruptError, match="cannot be read"):
+        load_pause(tmp_path, 32)
