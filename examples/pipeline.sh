@@ -9,7 +9,8 @@ export CCOT_WORKSPACE=$run
 ccot precompute --limit 1000
 ccot score --ratio 0.05 --ratio 0.1
 ccot train-phi --ratio 0.05 --ratio 0.1
-ccot train-psi --ratio 0 --ratio 0.05 --ratio 0.1
+ccot train-psi --ratio 0.05 --ratio 0.1
+ccot train-baseline direct
 
 ccot eval --limit 200 --format json | jq -r '.rows[] | [.method, .ratio, .accuracy, .seconds_median] | @tsv'
 

@@ -240,3 +240,41 @@ def test_doctor_says_whether_a_model_works(here: Path, capsys: pytest.CaptureFix
     out, _ = output(capsys, "doctor", "--model", str(tmp_path / "model"))
     assert "LlamaForCausalLM" in out
     assert run(["doctor", "--model", str(tmp_path / "nowhere")]) == 1
+
+
+def test_a_sweep_ends_in_a_table(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = output(capsys, "sweep", "--ratio", "0.1", "--layer", "1", "--layer", "2")
+    lines = out.splitlines()
+    assert lines[1].split()[:3] == ["1/r", "l", "selector"]
+    assert [line.split()[:2] for line in lines[2:4]] == [["10x", "1"], ["10x", "2"]]
+    assert lines[5].startswith("l1  ")
+    assert "cell 1 of 2: r0.10-l1" in err
+    out, _ = output(capsys, "sweep", "--ratio", "0.1", "--layer", "1", "--format", "json")
+    assert [row["layer"] for row in json.loads(out)["rows"]] == [1]
+
+
+def test_methods_are_chosen_by_name_and_shown_in_every_format(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = output(capsys, "eval", "--limit", "4", "--methods", "direct,few-shot", "--format", "json")
+    result = json.loads(out)
+    assert [row["method"] for row in result["rows"]] == ["direct", "few-shot"]
+    assert [(pair["method"], pair["than"]) for pair in result["pairs"]] == [("few-shot", "direct")]
+    assert result["traits"]["few-shot"]["format"] == "discrete"
+    out, _ = output(capsys, "eval", "--limit", "4", "--methods", "all", "--format", "latex")
+    assert out.count(r"\begin{table}") == out.count(r"\end{table}") == 3
+    assert all(f"\n    {name} & " in out for name in ("direct", "ccot", "cot", "zero-shot", "few-shot"))
+    out, _ = output(capsys, "eval", "--limit", "4", "--format", "markdown")
+    assert "| ccot | 10x |" in out
+    _, err = output(capsys, "eval", "--methods", "pause", code=3)
+    assert "ccot train-baseline pause" in err
+
+
+def test_a_picture_is_drawn_where_it_is_asked_for(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out, err = output(capsys, "eval", "--limit", "4", "--plot", "frontier.svg")
+    assert "Exact match against seconds" in out
+    assert "drawn into frontier.svg" in err
+    assert (trained / "frontier.svg").read_text().startswith("<?xml")
+    _, err = output(capsys, "eval", "--plot", "frontier.gif", code=2)
+    assert ".png nor .svg" in err

@@ -18,7 +18,7 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import CorruptError, DivergedError, MissingError, ResourceError, UsageError
 from ccot_cli.progress import Progress
-from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
+from ccot_cli.stages import evaluate, precompute, score, sweep, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.ceiling import gold_ceiling
 from ccot_cli.stages.methods import find_methods
@@ -239,6 +239,42 @@ def test_controls_and_baselines_have_rows_of_their_own(make_run: MakeRun) -> Non
     assert [row.method for row in result.rows] == names
     assert len({row.contemplation_tokens_mean for row in result.rows[:5]}) == 1
     assert result.rows[-1].contemplation_tokens_mean == trained.mean_tokens >= 2
+
+
+def test_a_sweep_uses_what_is_ready_and_puts_the_rest_beside_it(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    own = run.train_psi()
+    before = run.workspace.require("train-psi", "r0.10").fingerprint
+    grid = {"selector": ["predictive", "even"], "seed": [0, 1]}
+    rows = sweep.run(run.workspace, run.settings, [RATIO], grid, progress=Progress())
+    assert run.workspace.require("train-psi", "r0.10").fingerprint == before
+    keys = ["r0.10", "r0.10-even", "r0.10-even-s1", "r0.10-s1"]
+    assert run.workspace.keys("train-psi") == run.workspace.keys("score") == keys
+    assert [(row.selector, row.seeds, len(row.accuracies)) for row in rows] == [
+        ("predictive", [0, 1], 2),
+        ("even", [0, 1], 2),
+    ]
+    assert rows[0].accuracies[0] == own.validation_accuracy
+    assert all(row.low <= row.accuracy <= row.high for row in rows)
+    # Each cell has its own tokens, its own φ and its own seed.
+    fingerprints = {run.workspace.require("train-phi", key).fingerprint for key in keys}
+    assert len(fingerprints) == 4
+    every = [path for path in run.workspace.root.rglob("*") if path.is_file() and path.name != ".lock"]
+    times = {path: path.stat().st_mtime_ns for path in every}
+    assert sweep.run(run.workspace, run.settings, [RATIO], grid, progress=Progress()) == rows
+    assert {path: path.stat().st_mtime_ns for path in every} == times
+    # The variants are no methods of the workspace.
+    assert find_methods(run.workspace, run.settings).ratios == [RATIO, Decimal(1)]
+    assert {run.workspace.state("train-psi", key).name for key in keys} == {"ready"}
+
+
+def test_intervals_are_over_seeds_where_there_are_several() -> None:
+    assert sweep.interval([0.8], 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    # Mean 0.5, standard deviation 0.1, three seeds: 0.5 ± 4.303 * 0.1 / sqrt(3).
+    assert sweep.interval([0.4, 0.5, 0.6], 10) == (pytest.approx(0.2516, abs=1e-3), pytest.approx(0.7484, abs=1e-3))
 
 
 def test_the_gold_ceiling_is_measured_on_validation_and_nothing_is_kept(make_run: MakeRun) -> None:

@@ -144,7 +144,10 @@ class PrecomputeConfig(Section):
     """Hidden-state index that the scorer reads [T]."""
 
 
+Schedule = Literal["joint", "layerwise"]
+Unfreeze = Literal["none", "above", "all"]
 Selector = Literal["predictive", "learned", "even", "random", "last"]
+PromptingName = Literal["zero-shot", "few-shot"]
 OptimiserName = Literal["adamw", "muon"]
 BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "short-cot"]
 
@@ -167,7 +170,7 @@ class ScoreConfig(Section):
 class TrainPhiConfig(Section):
     """The generator of contemplation tokens [CCOT_φ]."""
 
-    schedule: Literal["joint", "layerwise"] = "joint"
+    schedule: Schedule = "joint"
     """All layers together and on own rollouts, or one layer after another as in the paper."""
     autoregressive_layer: int = Field(default=7, ge=1)
     """Hidden-state index fed back as the next input [l]."""
@@ -208,7 +211,7 @@ class TrainPsiConfig(Section):
     """adamw, or muon, which takes fewer steps on small models."""
     learning_rate: float = Field(default=4e-3, gt=0)
     """The highest step size."""
-    unfreeze: Literal["none", "above", "all"] = "above"
+    unfreeze: Unfreeze = "above"
     """Layers of φ that learn from the answer too: none, those above l as in the paper, or all through the rollout."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes."""
@@ -223,6 +226,8 @@ class EvalConfig(Section):
     """Test problems at most."""
     batch_size: int = Field(default=32, ge=1)
     """Problems at a time."""
+    shots: int = Field(default=4, ge=1)
+    """Solved training problems that few-shot prompting shows."""
     steps: Steps | None = None
     """Fewest and most reasoning steps of a test problem; those of data.steps when absent."""
     seed: int = 0
@@ -301,7 +306,9 @@ PRESETS = {
             optimiser="adamw",
             learning_rate=1e-4,
         ),
-        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, optimiser="adamw", learning_rate=1e-4),
+        train_psi=TrainPsiConfig(
+            lora_rank=64, lora_alpha=64, batch_size=32, optimiser="adamw", learning_rate=1e-4
+        ),
         eval=EvalConfig(limit=None),
         decoding=DecodingConfig(cap_tokens=200, max_chain_tokens=512),
     ),

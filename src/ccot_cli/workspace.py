@@ -472,8 +472,11 @@ def _by_dotted_name(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _shown_key(stage: str, key: str) -> str:
-    """A ratio as people write it, 0.1 for `r0.10`; the name of a run as it is."""
-    return f"{Decimal(key[1:]).normalize():f}" if stage in KEYED_STAGES else key
+    """A ratio as people write it, 0.1 for `r0.10` and 0.1-l4 for `r0.10-l4`; the name of a run as it is."""
+    if stage not in KEYED_STAGES:
+        return key
+    ratio, *variant = key[1:].split("-", 1)
+    return "-".join([f"{Decimal(ratio).normalize():f}", *variant])
 
 
 def _this_process() -> dict[str, Any]:

@@ -12,7 +12,20 @@ from typing import Annotated
 import typer
 
 from ccot_cli import __version__
-from ccot_cli.cli import ask, demo, doctor, eval, init, precompute, score, status, train_baseline, train_phi, train_psi
+from ccot_cli.cli import (
+    ask,
+    demo,
+    doctor,
+    eval,
+    init,
+    precompute,
+    score,
+    status,
+    sweep,
+    train_baseline,
+    train_phi,
+    train_psi,
+)
 from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
 from ccot_cli.config import STAGES
 from ccot_cli.errors import CcotError
@@ -32,6 +45,7 @@ app.command("score", rich_help_panel="Train")(score.score)
 app.command("train-phi", rich_help_panel="Train")(train_phi.train_phi)
 app.command("train-psi", rich_help_panel="Train")(train_psi.train_psi)
 app.command("train-baseline", rich_help_panel="Train")(train_baseline.train_baseline)
+app.command("sweep", rich_help_panel="Train")(sweep.sweep)
 app.command("status", rich_help_panel="Look")(status.status)
 app.command("doctor", rich_help_panel="Look")(doctor.doctor)
 

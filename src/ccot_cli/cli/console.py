@@ -58,6 +58,12 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], *, align: str) -> None:
+    """Print rows with their columns below each other; see `aligned`."""
+    for line in aligned(rows, align=align):
+        print_line(line)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, align: str) -> list[str]:
     """Rows with their columns below each other.
 
     Args:
@@ -65,9 +71,10 @@ def print_table(rows: Sequence[Sequence[str]], *, align: str) -> None:
         align: One character a column, `<` for left and `>` for right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)]
-        print_line("  ".join(cells).rstrip())
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 class _Work:

@@ -2,24 +2,25 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_table
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note
+from ccot_cli.cli.frontier import check_plot, draw_plot, frontier
 from ccot_cli.cli.options import (
     HOW,
     WHAT,
     WHERE,
     DataOption,
     DeviceOption,
-    FormatOption,
     LimitOption,
     RatioOption,
     SeedOption,
     StepsOption,
     WorkspaceOption,
 )
+from ccot_cli.cli.tables import Style, render, tables_of
 from ccot_cli.config import Settings, override
 from ccot_cli.workspace import Workspace
 
@@ -27,6 +28,16 @@ from ccot_cli.workspace import Workspace
 def evaluate(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="NAMES",
+            help="ccot, direct, cot, pause, ..., zero-shot, few-shot, separated by commas; all: every one of them that"
+            " is there. Default: all that were trained, and the chain.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     controls: Annotated[
         bool,
         typer.Option(
@@ -47,12 +58,22 @@ def evaluate(
     save: Annotated[
         bool, typer.Option("--save/--no-save", help="Keep predictions and metrics.", rich_help_panel=WHERE)
     ] = True,
-    format: FormatOption = "text",
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw accuracy against time into a .png or .svg.", rich_help_panel=WHERE
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["text", "markdown", "latex", "json"],
+        typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW),
+    ] = "text",
 ) -> None:
-    """Measure accuracy and seconds per question of every trained ratio, against the explicit chain.
+    """Measure accuracy and seconds per question of every trained method, against the explicit chain.
 
     ccot eval --limit 500
     ccot eval --ratio 0.1 --controls
+    ccot eval --methods all --format latex --plot frontier.svg
     ccot eval --steps 9 10
     ccot eval --format json | jq '.rows[] | [.method, .ratio, .accuracy]'
     """
@@ -67,12 +88,15 @@ def evaluate(
     given = {name: value for name, value in changes.items() if value is not None}
     found = Workspace.find(workspace, os.environ, Path.cwd())
     settings = override(found.settings if found else Settings(), given)
+    if plot:
+        check_plot(plot)
     from ccot_cli.stages.evaluate import run
 
     result = run(
         found,
         settings,
         ratios=ratio or (),
+        names=tuple(filter(None, map(str.strip, (methods or "").split(",")))),
         has_controls=controls,
         overrides=tuple(given),
         saves=save,
@@ -81,59 +105,23 @@ def evaluate(
     if format == "json":
         print_json(result)
     else:
-        show_table(result)
+        show_tables(result, format)
+    if plot:
+        draw_plot(result, plot)
+        print_note(f"drawn into {plot}")
 
 
-def show_table(result: dict[str, Any]) -> None:
-    """The paper's Table 2, and accuracy by number of steps."""
-    rows = result["rows"]
-    chain = next((row["seconds_median"] for row in rows if row["method"] == "cot"), None)
-    print_line(
-        f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}, batches of {result['batch_size']},"
-        f" {result['device']}"
-    )
-    print_table(
-        [
-            ("method", "1/r", "tokens", "exact match", "95 % interval", "s/question", "p95", "× chain", "capped"),
-            *(_cells(row, chain) for row in rows),
-        ],
-        align="<>>>>>>>>",
-    )
-    steps = sorted({step for row in rows for step in row["by_steps"]}, key=int)
-    print_line("")
-    print_table(
-        [
-            ("by steps", "1/r", *steps),
-            *(
-                (
-                    row["method"],
-                    _inverse(row["ratio"]),
-                    *(f"{row['by_steps'][step]['accuracy']:.2f}" if step in row["by_steps"] else "" for step in steps),
-                )
-                for row in rows
-            ),
-        ],
-        align="<>" + ">" * len(steps),
-    )
+def show_tables(result: dict[str, Any], style: Style = "text") -> None:
+    """The paper's tables, and on a terminal's page the frontier too."""
+    for number, table in enumerate(tables_of(result)):
+        if number:
+            print_line("")
+        print_line(render(table, style))
+    if style != "text":
+        return
+    if len(result["rows"]) > 1:
+        print_line("")
+        print_line(frontier(result))
     if result["folder"]:
         print_line("")
         print_line(f"written to {result['folder']}  (metrics.json, predictions.jsonl)")
-
-
-def _cells(row: dict[str, Any], chain: float | None) -> tuple[str, ...]:
-    return (
-        row["method"],
-        _inverse(row["ratio"]),
-        f"{row['contemplation_tokens_mean']:.1f}",
-        f"{row['accuracy']:.3f}",
-        f"{row['low']:.3f} – {row['high']:.3f}",
-        f"{row['seconds_median']:.4f}",
-        f"{row['seconds_p95']:.4f}",
-        "" if chain is None else f"{row['seconds_median'] / chain:.2f}",
-        f"{row['truncated_share']:.1%}",
-    )
-
-
-def _inverse(ratio: float) -> str:
-    """1/r as the paper writes it: ∞, 20x, 1x."""
-    return "∞" if ratio == 0 else f"{1 / ratio:.3g}x"

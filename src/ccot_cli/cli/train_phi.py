@@ -1,7 +1,7 @@
 """Train the generator of contemplation tokens."""
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -17,13 +17,14 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
+from ccot_cli.config import Schedule
 
 
 def train_phi(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
     schedule: Annotated[
-        Literal["joint", "layerwise"] | None,
+        Schedule | None,
         typer.Option(
             help="All layers together, in the end on own rollouts; or one after another, as in the paper.",
             rich_help_panel=HOW,

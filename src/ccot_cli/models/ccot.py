@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from ccot_cli.models.controls import Control, Replacement
 from ccot_cli.models.end import End
 from ccot_cli.models.phi import contemplate, encode_query
-from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared
+from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.tensors.select import max_contemplation
+
+TRAITS = Traits("yes", "continuous", "variable length, autoregressive")
 
 
 @dataclass

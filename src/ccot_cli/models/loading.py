@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ccot_cli.config import BaselineName, DecodingConfig
+from ccot_cli.config import DecodingConfig
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.baselines.base import Baseline, Trained
@@ -10,13 +10,20 @@ from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
 from ccot_cli.models.baselines.coconut import Coconut
 from ccot_cli.models.baselines.direct import Direct
 from ccot_cli.models.baselines.pause import Filler, Pause
-from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.ccot import TRAITS, CcotReasoner
 from ccot_cli.models.end import End
-from ccot_cli.models.reasoner import METHOD_FILE, Method, Reasoner
+from ccot_cli.models.reasoner import METHOD_FILE, WRITTEN, Method, Reasoner, Traits
 from ccot_cli.models.theta import Theta
 
 _ALL: tuple[type[Baseline], ...] = (Direct, Cot, Pause, Filler, Coconut, ImplicitCot, ShortCot)
-BASELINES: dict[BaselineName, type[Baseline]] = {each.name: each for each in _ALL}
+BASELINES: dict[str, type[Baseline]] = {each.name: each for each in _ALL}
+
+
+def traits_of(method: str) -> Traits:
+    """What the paper's Table 1 says of a method."""
+    if method in BASELINES:
+        return BASELINES[method].traits
+    return TRAITS if method.startswith("ccot") else WRITTEN
 
 
 def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, decoding: DecodingConfig) -> Reasoner:

@@ -30,6 +30,20 @@ METHOD_FILE = "method.json"
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a method puts between query and answer, in the terms of the paper's Table 1."""
+
+    contentful: str
+    """Whether its tokens hold content, or were distilled from what does: yes, no, or – where there are none."""
+    format: str
+    inference: str
+
+
+NO_TOKENS = Traits("–", "–", "none: answers at once")
+WRITTEN = Traits("yes", "discrete", "variable length, autoregressive")
+
+
+@dataclass(frozen=True)
 class Reply:
     """What came of one question."""
 
@@ -188,7 +202,7 @@ class ChainReasoner:
     @torch.no_grad()
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
         clock = Clock(self.theta.device)
-        queries = [self.theta.encoder.query(question) for question in questions]
+        queries = [self.theta.encoder.query(self.put(question)) for question in questions]
         # The prompt's last token opens the chain, as <COT> does in the paper.
         opened = [query[:-1] for query in queries]
         depth = self.theta.num_layers
@@ -208,6 +222,10 @@ class ChainReasoner:
             self._read(ids, is_capped, num_thoughts) for ids, is_capped in zip(text.ids, text.is_capped, strict=True)
         ]
         return replies, Seconds(prefill, contemplation, clock.lap())
+
+    def put(self, question: str) -> str:
+        """The question as the model is asked it."""
+        return question
 
     def think(self, sequence: Sequence, last_BD: Tensor) -> int:
         """Append something to the query before anything is written; returns how many tokens."""

@@ -8,23 +8,24 @@ from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from math import sqrt
+from math import comb, sqrt
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ccot_cli.config import Settings, ratio_name, stage_config
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.controls import CONTROLS
-from ccot_cli.models.reasoner import Reasoner, Reply, Seconds
+from ccot_cli.models.loading import traits_of
+from ccot_cli.models.reasoner import Method, Reasoner, Reply, Seconds, Traits
 from ccot_cli.progress import Progress
-from ccot_cli.stages import train_psi
+from ccot_cli.stages import train_baseline, train_psi
 from ccot_cli.stages.methods import Methods, find_methods
-from ccot_cli.workspace import Workspace
+from ccot_cli.workspace import Artifact, Workspace
 
 STAGE = "eval"
 
@@ -63,10 +64,30 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two methods on the same problems."""
+
+    method: str
+    ratio: float
+    than: str
+    than_ratio: float
+    wins: int
+    """Problems that the first alone has right."""
+    losses: int
+    """Problems that the second alone has right."""
+    p: float
+    """McNemar's exact test, two-sided."""
+
+
+@dataclass(frozen=True)
 class EvalResult:
     """The whole table."""
 
     rows: list[Row]
+    pairs: list[Pair]
+    """Every method against answering at once and against CCoT."""
+    traits: dict[str, Traits]
+    """What each method puts between query and answer (paper, Table 1)."""
     model: str
     data: str
     batch_size: int
@@ -88,36 +109,48 @@ def wilson(num_correct: int, n: int) -> Share:
     return Share(n, share, max(0.0, centre - half), min(1.0, centre + half))
 
 
+def mcnemar(wins: int, losses: int) -> float:
+    """Chance of a split at least as uneven, were each of these problems as likely won as lost (exact, two-sided)."""
+    n, fewer = wins + losses, min(wins, losses)
+    tail: int = sum(comb(n, count) for count in range(fewer + 1))
+    return min(1.0, float(2 * tail / 2**n))
+
+
 def run(
     workspace: Workspace | None,
     settings: Settings,
     *,
     ratios: Rows[Decimal] = (),
+    names: Rows[str] = (),
     has_controls: bool = False,
     overrides: Rows[str] = (),
     saves: bool = True,
     progress: Progress,
 ) -> EvalResult:
-    """Evaluate the given ratios, or all that are trained and the explicit chain.
+    """Evaluate the given methods and ratios, or all that are trained and the explicit chain.
 
     Args:
         workspace: None evaluates the embedded default; nothing is saved then.
+        names: `ccot`, a baseline's name, `zero-shot`, `few-shot`.
         has_controls: Whether contemplation tokens are replaced too, to see what they carry.
 
     Raises:
-        MissingError: for a ratio that was not trained.
+        MissingError: for a method or a ratio that was not trained.
         UsageError: where no test problems are named.
     """
     methods = find_methods(workspace, settings)
     problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed, steps=settings.eval.steps)
     problems.sort(key=lambda problem: len(problem.question))
-    rows, predictions = [], []
-    for reasoner in _reasoners(methods, ratios, has_controls):
+    rows, predictions, marks = [], [], []
+    for reasoner in _reasoners(methods, names, ratios, has_controls):
         replies, seconds = _reply_to_all(reasoner, problems, settings.eval.batch_size, progress)
-        rows.append(_row(reasoner, problems, replies, seconds))
+        marks.append([is_correct(reply.answer, each.answer) for reply, each in zip(replies, problems, strict=True)])
+        rows.append(_row(reasoner, problems, replies, seconds, marks[-1]))
         predictions += [_prediction(reasoner, *pair) for pair in zip(problems, replies, strict=True)]
     result = EvalResult(
         rows=rows,
+        pairs=_pairs(rows, marks),
+        traits={row.method: traits_of(row.method) for row in rows},
         model=methods.theta.name,
         data=methods.data.test_source or methods.data.source,
         batch_size=settings.eval.batch_size,
@@ -130,16 +163,32 @@ def run(
     return _save(workspace, settings, result, predictions, overrides)
 
 
-def _reasoners(methods: Methods, ratios: Rows[Decimal], has_controls: bool) -> Iterator[Reasoner]:
-    """Every method that is asked for, loaded when its turn comes; baselines of the same ratio come with it."""
-    for ratio in ratios or methods.ratios:
-        reasoner = methods.load(ratio)
+def _reasoners(methods: Methods, names: Rows[str], ratios: Rows[Decimal], has_controls: bool) -> Iterator[Reasoner]:
+    """Every method that is asked for, loaded when its turn comes."""
+    for entry in methods.entries(names, ratios):
+        reasoner = entry.load()
         yield reasoner
         if has_controls and isinstance(reasoner, CcotReasoner):
             yield from (replace(reasoner, control=control) for control in CONTROLS)
-        for key in methods.baselines:
-            if key.endswith(f"-{ratio_name(ratio)}"):
-                yield methods.load_baseline(key)
+
+
+def _pairs(rows: list[Row], marks: list[list[bool]]) -> list[Pair]:
+    """Every method against answering at once, and against the CCoT that is nearest to it in tokens."""
+    pairs = []
+    for other in range(len(rows)):
+        if rows[other].method not in ("direct", "ccot"):
+            continue
+        for one in range(len(rows)):
+            is_of_another_ratio = rows[other].method == "ccot" and rows[one].ratio not in (rows[other].ratio, 0.0, 1.0)
+            if one != other and not is_of_another_ratio:
+                pairs.append(_pair(rows[one], rows[other], marks[one], marks[other]))
+    return pairs
+
+
+def _pair(row: Row, than: Row, marks: list[bool], others: list[bool]) -> Pair:
+    wins = sum(mark and not other for mark, other in zip(marks, others, strict=True))
+    losses = sum(other and not mark for mark, other in zip(marks, others, strict=True))
+    return Pair(row.method, row.ratio, than.method, than.ratio, wins, losses, mcnemar(wins, losses))
 
 
 def _device(methods: Methods) -> str:
@@ -166,9 +215,14 @@ def _reply_to_all(
     return replies, seconds
 
 
-def _row(reasoner: Reasoner, problems: list[Problem], replies: list[Reply], seconds: list[tuple[int, Seconds]]) -> Row:
+def _row(
+    reasoner: Reasoner,
+    problems: list[Problem],
+    replies: list[Reply],
+    seconds: list[tuple[int, Seconds]],
+    marks: list[bool],
+) -> Row:
     n = len(problems)
-    marks = [is_correct(reply.answer, problem.answer) for reply, problem in zip(replies, problems, strict=True)]
     overall = wilson(sum(marks), n)
     per_question = sorted(spent.total / count for count, spent in seconds for _ in range(count))
     steps = sorted({problem.num_steps for problem in problems})
@@ -216,8 +270,13 @@ def _save(
     predictions: list[dict[str, Any]],
     overrides: Rows[str],
 ) -> EvalResult:
-    trained = {ratio_name(Decimal(str(row.ratio))) for row in result.rows} & set(workspace.keys(train_psi.STAGE))
-    inputs = {f"{train_psi.STAGE}/{key}": workspace.require(train_psi.STAGE, key).fingerprint for key in trained}
+    evaluated = {(row.method, row.ratio) for row in result.rows}
+    inputs = {
+        f"{stage}/{key}": artifact.fingerprint
+        for stage in (train_psi.STAGE, train_baseline.STAGE)
+        for key in workspace.keys(stage)
+        if _method_of(artifact := workspace.require(stage, key)) in evaluated
+    }
     key = _new_key(workspace)
     config = stage_config(settings, STAGE)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
@@ -229,6 +288,11 @@ def _save(
         best = max(result.rows, key=lambda row: row.accuracy)
         build.summary.update(rows=len(result.rows), n=best.n, best=best.method, accuracy=best.accuracy)
     return saved
+
+
+def _method_of(artifact: Artifact) -> tuple[str, float]:
+    method = Method.load(artifact.folder)
+    return method.name, float(method.ratio)
 
 
 def _new_key(workspace: Workspace) -> str:

@@ -1,12 +1,18 @@
 """Which trained methods there are, in a workspace or in the embedded default, and how to load one."""
 
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple, get_args
 
-from ccot_cli.config import EMBEDDED, DataConfig, Settings, ratio_name
+from ccot_cli.config import EMBEDDED, DataConfig, PromptingName, Settings, ratio_name
+from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import MissingError
 from ccot_cli.models.adapters import Adapters
+from ccot_cli.models.baselines.prompting import prompted
 from ccot_cli.models.loading import load_reasoner
 from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
@@ -14,6 +20,21 @@ from ccot_cli.stages import precompute, score, train_baseline, train_psi
 from ccot_cli.workspace import Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
+CCOT = "ccot"
+PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
+
+
+class Entry(NamedTuple):
+    """A method that can be evaluated."""
+
+    ratio: Decimal
+    name: str
+    load: Callable[[], Reasoner]
+
+
+def _place(entry: Entry) -> tuple[Decimal, bool]:
+    """Sorts by falling compression, CCoT first at its ratios."""
+    return entry.ratio, entry.name != CCOT
 
 
 @dataclass
@@ -39,16 +60,43 @@ class Methods:
         """What can be asked for; r = 1 always can, θ itself writes the chain where no adapter was trained for it."""
         return sorted({*self.folders, Decimal(1), *([Decimal(0)] if "direct" in self.baselines else [])})
 
-    def load_baseline(self, key: str) -> Reasoner:
-        """A trained baseline.
+    def entries(self, names: Rows[str] = (), ratios: Rows[Decimal] = ()) -> list[Entry]:
+        """What to evaluate, by falling compression.
+
+        Args:
+            names: Methods; all that are trained, and the chain, by default. `all` has prompting too.
+            ratios: All by default.
 
         Raises:
-            MissingError: where it was not trained, naming those that were.
+            MissingError: where one that was asked for was not trained.
         """
-        if key not in self.baselines:
-            trained = ", ".join(self.baselines) or "none"
-            raise MissingError(f"no baseline {key} in {self.place} (trained: {trained})", fix="ccot train-baseline")
-        return load_reasoner(self.theta, self._adapters, self.baselines[key], decoding=self.settings.decoding)
+        if "all" in names:
+            return self.entries((), ratios) if ratios else sorted(self._entries(PROMPTING), key=_place)
+        entries = sorted(self._entries(names), key=_place)
+        for ratio in ratios:
+            if all(entry.ratio != ratio for entry in entries) and (not names or CCOT in names):
+                raise self._missing(ratio)
+        chosen = [
+            each for each in entries if (not names or each.name in names) and (not ratios or each.ratio in ratios)
+        ]
+        for name in names:
+            if all(each.name != name for each in chosen):
+                trained = ", ".join(sorted({each.name for each in entries}))
+                command = "ccot train-psi" if name == CCOT else f"ccot train-baseline {name}"
+                raise MissingError(f"no {name} in {self.place} (trained: {trained})", fix=command)
+        return chosen
+
+    def _entries(self, names: Rows[str]) -> Iterator[Entry]:
+        for ratio in self.folders:
+            yield Entry(ratio, CCOT, partial(self.load, ratio))
+        for key, folder in self.baselines.items():
+            method = Method.load(folder)
+            yield Entry(Decimal(method.ratio), method.name, partial(self._load, self.baselines[key]))
+        if "cot" not in self.baselines:
+            yield Entry(Decimal(1), "cot", self._chain)
+        for name in PROMPTING:
+            if name in names:
+                yield Entry(Decimal(1), name, partial(self._prompted, name))
 
     def load(self, ratio: Decimal) -> Reasoner:
         """CCoT at that ratio; at 0 and 1, answering at once and writing the chain.
@@ -56,19 +104,34 @@ class Methods:
         Raises:
             MissingError: where it was not trained, naming those that were.
         """
-        decoding = self.settings.decoding
-        if ratio in self.folders:
-            return load_reasoner(self.theta, self._adapters, self.folders[ratio], decoding=decoding)
         named = {Decimal(0): "direct", Decimal(1): "cot"}.get(ratio)
         if named in self.baselines:
-            return self.load_baseline(named)
+            return self._load(self.baselines[named])
         if ratio == 1:
-            return ChainReasoner(self.theta, self._adapters, decoding.max_chain_tokens)
+            return self._chain()
+        if ratio not in self.folders:
+            raise self._missing(ratio)
+        return self._load(self.folders[ratio])
+
+    def _load(self, folder: Path) -> Reasoner:
+        return load_reasoner(self.theta, self._adapters, folder, decoding=self.settings.decoding)
+
+    def _chain(self) -> ChainReasoner:
+        return ChainReasoner(self.theta, self._adapters, self.settings.decoding.max_chain_tokens)
+
+    def _prompted(self, name: PromptingName) -> Reasoner:
+        return prompted(self._chain(), name, self._shots() if name == "few-shot" else ())
+
+    def _shots(self) -> list[Problem]:
+        shots = self.settings.eval.shots
+        return load_training(self.data).train[:shots]
+
+    def _missing(self, ratio: Decimal) -> MissingError:
         trained = ", ".join(f"{known:f}" for known in self.ratios)
         nearest = min(self.ratios, key=lambda known: abs(known - ratio))
-        train = "train-baseline direct" if not ratio else f"score, train-phi, train-psi --ratio {ratio:f}"
+        train = f"score, train-phi, train-psi --ratio {ratio:f}" if ratio else "train-baseline direct"
         how = "" if self.place == EMBEDDED else f"      or train it: ccot {train}"
-        raise MissingError(
+        return MissingError(
             f"no generator was trained for ratio {ratio:f} in {self.place} (trained: {trained})",
             fix=f"--ratio {nearest:f}{how}",
         )
@@ -82,11 +145,13 @@ def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
     """
     if workspace is None:
         shipped = {path: Method.load(path) for path in sorted(METHODS_FOLDER.iterdir()) if path.is_dir()}
-        folders = {Decimal(method.ratio): path for path, method in shipped.items() if method.name == "ccot"}
-        baselines = {path.name: path for path, method in shipped.items() if method.name != "ccot"}
+        folders = {Decimal(method.ratio): path for path, method in shipped.items() if method.name == CCOT}
+        baselines = {path.name: path for path, method in shipped.items() if method.name != CCOT}
         return Methods(load_theta(settings.model), folders, settings, settings.data, EMBEDDED, baselines)
     source = workspace.require(precompute.STAGE)
-    keys, compared = workspace.keys(train_psi.STAGE), workspace.keys(train_baseline.STAGE)
+    # Variants of a sweep are measured there.
+    keys = [key for key in workspace.keys(train_psi.STAGE) if "-" not in key]
+    compared = workspace.keys(train_baseline.STAGE)
     if not keys and not compared:
         workspace.require(train_psi.STAGE, ratio_name(settings.ratios[-1]))
     folders = {

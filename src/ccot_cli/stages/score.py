@@ -46,15 +46,24 @@ class ScoreResult:
 
 
 def run(
-    workspace: Workspace, settings: Settings, ratio: Decimal, *, overrides: Rows[str] = (), progress: Progress
+    workspace: Workspace,
+    settings: Settings,
+    ratio: Decimal,
+    *,
+    variant: str = "",
+    overrides: Rows[str] = (),
+    progress: Progress,
 ) -> ScoreResult:
     """Select k = ceil(r m) positions per problem, in reading order.
+
+    Args:
+        variant: Set where the settings are not the workspace's own: the end of the artifact's key.
 
     Raises:
         MissingError: where `precompute` has not run.
     """
     source = workspace.require(precompute.STAGE)
-    key = ratio_name(ratio)
+    key = ratio_name(ratio) + variant
     config = stage_config(settings, STAGE)
     inputs = {precompute.STAGE: source.manifest.fingerprint}
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):

@@ -45,14 +45,23 @@ class TrainPhiResult:
 
 
 def run(
-    workspace: Workspace, settings: Settings, ratio: Decimal, *, overrides: Rows[str] = (), progress: Progress
+    workspace: Workspace,
+    settings: Settings,
+    ratio: Decimal,
+    *,
+    variant: str = "",
+    overrides: Rows[str] = (),
+    progress: Progress,
 ) -> TrainPhiResult:
     """Train and save φ for one ratio; an interrupted run goes on from its last checkpoint.
+
+    Args:
+        variant: Set where the settings are not the workspace's own: the end of the artifact's key.
 
     Raises:
         MissingError: where `score` has not run for this ratio.
     """
-    key = ratio_name(ratio)
+    key = ratio_name(ratio) + variant
     selected = workspace.require(score.STAGE, key)
     source = workspace.require(precompute.STAGE)
     config = stage_config(settings, STAGE)

@@ -53,14 +53,23 @@ class TrainPsiResult:
 
 
 def run(
-    workspace: Workspace, settings: Settings, ratio: Decimal, *, overrides: Rows[str] = (), progress: Progress
+    workspace: Workspace,
+    settings: Settings,
+    ratio: Decimal,
+    *,
+    variant: str = "",
+    overrides: Rows[str] = (),
+    progress: Progress,
 ) -> TrainPsiResult:
     """Train one ratio; an interrupted run goes on from its last checkpoint.
+
+    Args:
+        variant: Set where the settings are not the workspace's own: the end of the artifact's key.
 
     Raises:
         MissingError: where an earlier stage has not run for this ratio.
     """
-    key = ratio_name(ratio)
+    key = ratio_name(ratio) + variant
     source = workspace.require(precompute.STAGE)
     phi = workspace.require(train_phi.STAGE, key)
     config = stage_config(settings, STAGE)

@@ -15,7 +15,7 @@ from ccot_cli.config import BaselineName, DecodingConfig, TrainPsiConfig
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.psi_training import Context, Lessons, PsiExample, PsiTraining, QueryContext
-from ccot_cli.models.reasoner import Method, Reasoner
+from ccot_cli.models.reasoner import Method, Reasoner, Traits
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.select import num_kept
 
@@ -76,6 +76,7 @@ class Baseline(ABC):
     """One method."""
 
     name: ClassVar[BaselineName]
+    traits: ClassVar[Traits]
     ratio: ClassVar[Decimal | None] = None
     """Where the method has one of its own; None where it gets CCoT's."""
 

@@ -13,7 +13,7 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.psi_training import PsiExample, PsiTraining
-from ccot_cli.models.reasoner import ChainReasoner
+from ccot_cli.models.reasoner import NO_TOKENS, WRITTEN, ChainReasoner
 from ccot_cli.tensors.select import num_kept
 
 
@@ -38,6 +38,7 @@ class ChainBaseline(Baseline):
 
 class Cot(ChainBaseline):
     name = "cot"
+    traits = WRITTEN
     ratio = Decimal(1)
 
     def training(self, course: Course) -> PsiTraining:
@@ -46,6 +47,7 @@ class Cot(ChainBaseline):
 
 class ShortCot(ChainBaseline):
     name = "short-cot"
+    traits = WRITTEN
 
     def training(self, course: Course) -> PsiTraining:
         return course.training([written(course, each, self._cut(course, each)) for each in course.problems])
@@ -58,6 +60,7 @@ class ImplicitCot(ChainBaseline):
     """Stepwise internalisation. The first epoch asks for whole chains, the last quarter for the answer alone."""
 
     name = "icot"
+    traits = NO_TOKENS
     ratio = Decimal(0)
     SMOOTHING = 4.0
     """Decay of the chance that one more token is removed, and another, ... (the published lambda)."""

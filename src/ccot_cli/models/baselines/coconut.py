@@ -21,7 +21,7 @@ from ccot_cli.models.baselines.chain import written
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.phi import encode_query, feed_back
 from ccot_cli.models.psi_training import PsiExample, PsiTraining, Read
-from ccot_cli.models.reasoner import ChainReasoner
+from ccot_cli.models.reasoner import ChainReasoner, Traits
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import first_columns
 
@@ -81,6 +81,7 @@ class Coconut(Baseline):
     """The first epoch asks for whole chains, the last quarter for the answer after latents alone."""
 
     name = "coconut"
+    traits = Traits("yes", "continuous", "fixed length, autoregressive")
     ratio = Decimal(0)
 
     def __init__(self, *, is_staged: bool = True) -> None:

@@ -7,11 +7,12 @@ from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi_training import PsiTraining
-from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared
+from ccot_cli.models.reasoner import NO_TOKENS, AnswerReasoner, Clock, Prepared
 
 
 class Direct(Baseline):
     name = "direct"
+    traits = NO_TOKENS
     ratio = Decimal(0)
 
     def training(self, course: Course) -> PsiTraining:

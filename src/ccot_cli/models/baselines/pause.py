@@ -24,7 +24,7 @@ from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi_training import PsiExample, PsiTraining, Read
-from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared
+from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import first_columns
 
@@ -118,6 +118,7 @@ class PauseReasoner(AnswerReasoner):
 
 class Pause(Baseline):
     name: ClassVar[BaselineName] = "pause"
+    traits = Traits("no", "discrete", "fixed length, in parallel")
 
     def training(self, course: Course) -> PsiTraining:
         self.pause_1D = self._embedding(course.theta)

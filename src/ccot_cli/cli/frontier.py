@@ -1,0 +1,112 @@
+"""Accuracy against seconds per question: which method is worth its time. In characters, and as a picture."""
+
+from itertools import cycle
+from math import floor, log10
+from pathlib import Path
+from typing import Any
+
+from ccot_cli.errors import UsageError
+
+WIDTH, HEIGHT = 64, 16
+FORMATS = (".png", ".svg")
+
+
+def frontier(result: dict[str, Any]) -> str:
+    """A plot in characters: accuracy upwards, seconds to the right on a logarithmic scale, a letter for each method."""
+    rows = result["rows"]
+    low, high = _range([row["seconds_median"] for row in rows])
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for number, row in enumerate(rows):
+        column = round((log10(row["seconds_median"]) - low) / (high - low) * (WIDTH - 1))
+        line = HEIGHT - 1 - round(row["accuracy"] * (HEIGHT - 1))
+        # Where two meet, the later one moves aside.
+        while grid[line][column] != " " and column < WIDTH - 1:
+            column += 1
+        grid[line][column] = _letter(number)
+    lines = ["Exact match against seconds per question (logarithmic)"]
+    for number, cells in enumerate(grid):
+        share = 1 - number / (HEIGHT - 1)
+        scale = f"{share:.1f}" if number % 3 == 0 else "   "
+        lines.append(f"{scale} │{''.join(cells)}".rstrip())
+    left, right = f"{10**low:.2g} s", f"{10**high:.2g} s"
+    lines.append(f"    └{'─' * WIDTH}")
+    lines.append(f"     {left}{right:>{WIDTH - len(left)}}")
+    named = [f"{_letter(number)} {label(row)}" for number, row in enumerate(rows)]
+    lines += [f"     {'   '.join(named[start : start + 5])}" for start in range(0, len(named), 5)]
+    return "\n".join(lines)
+
+
+def label(row: dict[str, Any]) -> str:
+    """A method's name, with its ratio where it has one."""
+    return row["method"] if row["ratio"] in (0, 1) else f"{row['method']} {row['ratio']:g}"
+
+
+def _letter(number: int) -> str:
+    """a to z, then A to Z, then over again."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return letters[number % len(letters)]
+
+
+def _range(seconds: list[float]) -> tuple[float, float]:
+    """Powers of ten around the values, in steps of a third of a decade."""
+    logs = [log10(each) for each in seconds]
+    low, high = floor(min(logs) * 3) / 3, -floor(-max(logs) * 3) / 3
+    return low, max(high, low + 1 / 3)
+
+
+def check_plot(path: Path) -> None:
+    """Whether a picture can be drawn there, before an hour is spent on what it shows.
+
+    Raises:
+        UsageError: for another kind of file, a folder that is not there, or without matplotlib.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"{path} is neither .png nor .svg", fix="--plot frontier.svg")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} for the plot", fix=f"mkdir {path.parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError("drawing needs matplotlib", fix="pip install 'ccot-cli[plot]'") from error
+
+
+def draw_plot(result: dict[str, Any], path: Path) -> None:
+    """The same with 95 % intervals, and the line of those that nothing beats in both."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = result["rows"]
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    best = _unbeaten(rows)
+    axes.plot([x for x, _ in best], [y for _, y in best], color="0.7", linewidth=1, zorder=0)
+    for row, marker in zip(rows, cycle("os^vDPX*<>hp"), strict=False):
+        below, above = row["accuracy"] - row["low"], row["high"] - row["accuracy"]
+        axes.errorbar(
+            row["seconds_median"],
+            row["accuracy"],
+            yerr=[[below], [above]],
+            fmt=marker,
+            capsize=3,
+            color="C3" if row["method"].startswith("ccot") else "C0",
+            label=label(row),
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(-0.03, 1.06)
+    axes.set_xlabel("seconds per question (median)")
+    axes.set_ylabel("exact match")
+    axes.set_title(f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}", fontsize=10)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right center", frameon=False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _unbeaten(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Time and accuracy of every method that none both outruns and outdoes."""
+    best: list[tuple[float, float]] = []
+    for row in sorted(rows, key=lambda row: (row["seconds_median"], -row["accuracy"])):
+        if not best or row["accuracy"] > best[-1][1]:
+            best.append((row["seconds_median"], row["accuracy"]))
+    return best

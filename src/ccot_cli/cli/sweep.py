@@ -1,0 +1,135 @@
+"""Run the stages over a grid of settings."""
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.options import (
+    HOW,
+    WHAT,
+    DeviceOption,
+    RatioOption,
+    WorkspaceOption,
+    between_zero_and_one,
+    resolve,
+)
+from ccot_cli.cli.tables import Style, Table, inverse, render
+from ccot_cli.config import Schedule, Selector, Unfreeze
+
+
+def _one_of(names: Any, text: str) -> Any:
+    """An option that may be repeated, each time with one of these names; Typer knows no list of literals."""
+
+    def read(given: str) -> str:
+        if given not in get_args(names):
+            raise typer.BadParameter(f"{given} is none of {', '.join(get_args(names))}.")
+        return given
+
+    metavar = f"[{'|'.join(get_args(names))}]"
+    return typer.Option(parser=read, metavar=metavar, help=text, rich_help_panel=WHAT)
+
+
+def sweep(
+    workspace: WorkspaceOption = None,
+    ratio: RatioOption = None,
+    layer: Annotated[
+        list[int] | None,
+        typer.Option("--layer", min=1, metavar="L", help="Autoregressive layer l.", rich_help_panel=WHAT),
+    ] = None,
+    selector: Annotated[list[str] | None, _one_of(Selector, "Which tokens to keep.")] = None,
+    schedule: Annotated[list[str] | None, _one_of(Schedule, "How φ is trained.")] = None,
+    unfreeze: Annotated[list[str] | None, _one_of(Unfreeze, "Layers of φ that learn with ψ.")] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option("--seed", metavar="N", help="Seed of selection and training.", rich_help_panel=WHAT),
+    ] = None,
+    device: DeviceOption = None,
+    format: Annotated[
+        Literal["text", "markdown", "latex", "json"],
+        typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW),
+    ] = "text",
+) -> None:
+    """Score, train-phi and train-psi over a grid, compared on validation; every option may be repeated.
+
+    ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2
+    ccot sweep --ratio 0.1 --layer 2 --layer 4 --layer 6
+    ccot sweep --ratio 0.1 --selector predictive --selector even --seed 0 --seed 1
+
+    What is ready is used, and a stopped sweep goes on. Cells that are not the workspace's own settings lie beside them.
+    """
+    found, settings, overrides = resolve(workspace, {"model.device": device})
+    ratios = between_zero_and_one(ratio, settings)
+    grid: dict[str, Any] = {
+        "layer": layer,
+        "selector": selector,
+        "schedule": schedule,
+        "unfreeze": unfreeze,
+        "seed": seed,
+    }
+    from ccot_cli.stages.sweep import run
+
+    rows = run(
+        found,
+        settings,
+        ratios,
+        {name: values for name, values in grid.items() if values},
+        overrides=overrides,
+        progress=TerminalProgress(),
+    )
+    shown = [asdict(row) for row in rows]
+    if format == "json":
+        print_json({"rows": shown})
+    else:
+        show_sweep(shown, format)
+
+
+def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
+    """The table, and in the terminal a bar for each row."""
+    head = ("1/r", "l", "selector", "schedule", "unfreeze", "seeds", "exact match", "95 % interval")
+    figures = ("tokens", "END", "error", "read at L")
+    cells = [
+        (
+            inverse(row["ratio"]),
+            str(row["layer"]),
+            row["selector"],
+            row["schedule"],
+            row["unfreeze"],
+            str(len(row["seeds"])),
+            f"{row['accuracy']:.3f}",
+            f"{row['low']:.3f} – {row['high']:.3f}",
+            f"{row['mean_tokens']:.1f}",
+            f"{row['end_accuracy']:.1%}",
+            f"{row['rollout_error']:.3f}",
+            f"{row['numbers_read']:.3f}",
+        )
+        for row in rows
+    ]
+    caption = f"Validation, n = {rows[0]['num_validation']:,}"
+    print_line(render(Table(caption, ">><<<>>>>>>>", (*head, *figures), cells), style))
+    if style == "text" and len(rows) > 1:
+        print_line("")
+        for line in bars(rows):
+            print_line(line)
+
+
+BAR_WIDTH = 40
+
+
+def bars(rows: list[dict[str, Any]]) -> list[str]:
+    """Exact match of every row as a bar, its interval as brackets, named by what varies."""
+    varied = [
+        name for name in ("ratio", "layer", "selector", "schedule", "unfreeze") if len({row[name] for row in rows}) > 1
+    ]
+    prefixes = {"ratio": "r", "layer": "l"}
+    names = [" ".join(f"{prefixes.get(name, '')}{row[name]}" for name in varied) for row in rows]
+    longest = max(map(len, names))
+    lines = []
+    for name, row in zip(names, rows, strict=True):
+        drawn = ["█"] * round(row["accuracy"] * BAR_WIDTH)
+        drawn += [" "] * (BAR_WIDTH + 1 - len(drawn))
+        for end, bracket in ((row["low"], "["), (row["high"], "]")):
+            drawn[min(BAR_WIDTH, round(end * BAR_WIDTH))] = bracket
+        lines.append(f"{name:<{longest}}  {''.join(drawn).rstrip()}  {row['accuracy']:.3f}")
+    return lines

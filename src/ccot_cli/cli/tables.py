@@ -1,0 +1,125 @@
+"""The tables of an evaluation, as text, Markdown or LaTeX: the paper's Tables 2 and 1, and accuracy by steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ccot_cli.cli.console import aligned
+
+Style = Literal["text", "markdown", "latex"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text."""
+
+    caption: str
+    align: str
+    """One character a column, `<` for left and `>` for right."""
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables_of(result: dict[str, Any]) -> list[Table]:
+    """What an `EvalResult` says, most wanted first."""
+    return [_accuracy(result), _by_steps(result), _traits(result)]
+
+
+def _accuracy(result: dict[str, Any]) -> Table:
+    rows = result["rows"]
+    chain = next((row["seconds_median"] for row in rows if row["method"] == "cot"), None)
+    against = {(pair["method"], pair["ratio"]): pair["p"] for pair in result["pairs"] if pair["than"] == "direct"}
+    caption = (
+        f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}, batches of {result['batch_size']},"
+        f" {result['device']}"
+    )
+    figures = ("tokens", "exact match", "95 % interval", "p to r=0", "s/question", "p95", "× chain", "capped")
+    cells = [
+        (
+            row["method"],
+            inverse(row["ratio"]),
+            f"{row['contemplation_tokens_mean']:.1f}",
+            f"{row['accuracy']:.3f}",
+            f"{row['low']:.3f} – {row['high']:.3f}",
+            _chance(against.get((row["method"], row["ratio"]))),
+            f"{row['seconds_median']:.4f}",
+            f"{row['seconds_p95']:.4f}",
+            "" if chain is None else f"{row['seconds_median'] / chain:.2f}",
+            f"{row['truncated_share']:.1%}",
+        )
+        for row in rows
+    ]
+    return Table(caption, "<" + ">" * 9, ("method", "1/r", *figures), cells)
+
+
+def _by_steps(result: dict[str, Any]) -> Table:
+    rows = result["rows"]
+    steps = sorted({step for row in rows for step in row["by_steps"]}, key=int)
+    cells = [
+        (
+            row["method"],
+            inverse(row["ratio"]),
+            *(f"{row['by_steps'][step]['accuracy']:.2f}" if step in row["by_steps"] else "" for step in steps),
+        )
+        for row in rows
+    ]
+    return Table("Exact match by number of reasoning steps", "<>" + ">" * len(steps), ("method", "1/r", *steps), cells)
+
+
+def _traits(result: dict[str, Any]) -> Table:
+    cells = [(method, *each.values()) for method, each in result["traits"].items()]
+    head = ("method", "contentful", "format", "inference")
+    return Table("Tokens between query and answer", "<<<<", head, cells)
+
+
+def inverse(ratio: float) -> str:
+    """1/r as the paper writes it: ∞, 20x, 1x."""
+    return "∞" if ratio == 0 else f"{1 / ratio:.3g}x"
+
+
+def _chance(p: float | None) -> str:
+    if p is None:
+        return ""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def render(table: Table, style: Style) -> str:
+    """The table as text to print or paste."""
+    return {"text": _text, "markdown": _markdown, "latex": _latex}[style](table)
+
+
+def _text(table: Table) -> str:
+    return "\n".join([table.caption, *aligned([table.head, *table.rows], align=table.align)])
+
+
+def _markdown(table: Table) -> str:
+    rule = ["---:" if side == ">" else "---" for side in table.align]
+    lines = ["| " + " | ".join(row) + " |" for row in (table.head, rule, *table.rows)]
+    return "\n".join([table.caption, "", *lines])
+
+
+def _latex(table: Table) -> str:
+    """A booktabs table."""
+    columns = "".join("r" if side == ">" else "l" for side in table.align)
+    head, *rows = (" & ".join(map(_escaped, row)) + r" \\" for row in (table.head, *table.rows))
+    body = "\n    ".join([r"\toprule", head + r" \midrule", *rows, r"\bottomrule"])
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \begin{{tabular}}{{{columns}}}",
+            f"    {body}",
+            r"  \end{tabular}",
+            rf"  \caption{{{_escaped(table.caption)}.}}",
+            r"\end{table}",
+        ]
+    )
+
+
+_LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$", "{": r"\{", "}": r"\}"}
+_LATEX |= {"∞": r"$\infty$", "×": r"$\times$", "–": "--", "<": r"$<$", "~": r"\textasciitilde{}", "^": r"\^{}"}
+_LATEX |= {"θ": r"$\theta$", "φ": r"$\varphi$", "ψ": r"$\psi$"}
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,34 @@
+"""Training-free chains: θ is asked to think step by step, or shown how by a few solved problems.
+
+For models that were taught to follow instructions. `zero-shot` appends "Let's think step by step." (Kojima et al.,
+2022); `few-shot` shows solved training problems first (Wei et al., 2022).
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+from ccot_cli.config import PromptingName
+from ccot_cli.data.problems import Problem
+from ccot_cli.models.reasoner import ChainReasoner
+
+ENCOURAGEMENT = "Let's think step by step."
+
+
+@dataclass
+class PromptedReasoner(ChainReasoner):
+    """θ writes a chain for a question that was put in other words."""
+
+    shots: Rows[Problem] = field(default_factory=list)
+    """Solved problems to show first."""
+
+    def put(self, question: str) -> str:
+        if not self.shots:
+            return f"{question}\n{ENCOURAGEMENT}"
+        solved = [f"Question: {shot.question}\nAnswer: {shot.chain}\n#### {shot.answer}" for shot in self.shots]
+        return "\n\n".join([*solved, f"Question: {question}\nAnswer:"])
+
+
+def prompted(plain: ChainReasoner, name: PromptingName, shots: Rows[Problem]) -> PromptedReasoner:
+    """A chain by θ itself, asked for in that way."""
+    given = shots if name == "few-shot" else ()
+    return PromptedReasoner(plain.theta, plain.adapters, plain.max_chain_tokens, name=name, shots=given)
