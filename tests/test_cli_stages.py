@@ -278,3 +278,28 @@ def test_a_picture_is_drawn_where_it_is_asked_for(trained: Path, capsys: pytest.
     assert (trained / "frontier.svg").read_text().startswith("<?xml")
     _, err = output(capsys, "eval", "--plot", "frontier.gif", code=2)
     assert ".png nor .svg" in err
+
+
+def test_verify_finds_a_changed_byte_and_a_lost_file(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output(capsys, "verify")
+    assert out.endswith(" files: sound\n")
+    changed, lost = trained / "train-psi/r0.10/end.safetensors", trained / "score/r0.10/shard-00000.safetensors"
+    content = bytearray(changed.read_bytes())
+    content[-1] ^= 1
+    changed.write_bytes(content)
+    lost.unlink()
+    out, _ = output(capsys, "verify", code=4)
+    assert f"{changed}: does not hold the bytes that were written; ccot train-psi" in out
+    assert f"{lost}: is missing; ccot score" in out
+    out, _ = output(capsys, "verify", "--format", "json", code=4)
+    assert {entry["path"] for entry in json.loads(out)["damaged"]} == {str(changed), str(lost)}
+
+
+def test_bench_speaks_in_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("bench", "--shape", "2x64", "--chain", "10", "--query", "5", "--repeats", "1", "--batch-size", "2")
+    out, _ = output(capsys, *small, "--ratio", "0.1")
+    assert [line.split()[0] for line in out.splitlines()[2:6]] == ["generate", "cot", "direct", "ccot"]
+    out, _ = output(capsys, *small, "--ratio", "0.1", "--format", "json")
+    assert {each["name"] for each in json.loads(out)["ratios"]} >= {"generate / cot", "cot / ccot 0.1"}
+    _, err = output(capsys, "bench", "--shape", "16x500", code=2)
+    assert "--shape 16x512" in err

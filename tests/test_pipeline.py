@@ -17,6 +17,7 @@ from ccot_cli.config import BaselineName, Settings, override
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import CorruptError, DivergedError, MissingError, ResourceError, UsageError
+from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, precompute, score, sweep, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
@@ -430,6 +431,40 @@ def test_an_empty_or_endless_question_is_refused(make_run: MakeRun, question: st
     run.train_baseline("direct")
     with pytest.raises(UsageError):
         Asker(run.workspace, run.settings, Decimal(0)).check(question)
+
+
+@pytest.mark.parametrize(
+    "fault", [torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: not enough memory")]
+)
+def test_where_memory_is_short_batches_are_halved_and_answers_stay(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, fault: RuntimeError
+) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_baseline("direct")
+    reasoner = find_methods(run.workspace, run.settings).load(Decimal(0))
+    questions = [f"Mia has {number} pens. How many pens does Mia have?" for number in range(7)]
+    expected, _ = reasoner.reply(questions)
+    sizes, whole = [], type(reasoner).reply
+
+    def reply(self: Reasoner, batch: list[str]) -> tuple[list[Reply], Seconds]:
+        sizes.append(len(batch))
+        if len(batch) > room:
+            raise fault
+        return whole(self, batch)
+
+    monkeypatch.setattr(type(reasoner), "reply", reply)
+    room = 2
+    found, seconds = reply_in_parts(reasoner, questions)
+    assert found == expected
+    assert sizes == [7, 3, 1, 2, 4, 2, 2]
+    assert seconds.total > 0
+    room = 0
+    with pytest.raises(ResourceError, match="single question"):
+        reply_in_parts(reasoner, questions)
+    monkeypatch.setattr(type(reasoner), "reply", lambda self, batch: (_ for _ in ()).throw(RuntimeError("another")))
+    with pytest.raises(RuntimeError, match="another"):
+        reply_in_parts(reasoner, questions)
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K's training file is not here")

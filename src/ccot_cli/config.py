@@ -306,9 +306,7 @@ PRESETS = {
             optimiser="adamw",
             learning_rate=1e-4,
         ),
-        train_psi=TrainPsiConfig(
-            lora_rank=64, lora_alpha=64, batch_size=32, optimiser="adamw", learning_rate=1e-4
-        ),
+        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, batch_size=32, optimiser="adamw", learning_rate=1e-4),
         eval=EvalConfig(limit=None),
         decoding=DecodingConfig(cap_tokens=200, max_chain_tokens=512),
     ),

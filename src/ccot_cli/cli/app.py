@@ -14,6 +14,7 @@ import typer
 from ccot_cli import __version__
 from ccot_cli.cli import (
     ask,
+    bench,
     demo,
     doctor,
     eval,
@@ -25,6 +26,7 @@ from ccot_cli.cli import (
     train_baseline,
     train_phi,
     train_psi,
+    verify,
 )
 from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
 from ccot_cli.config import STAGES
@@ -47,6 +49,8 @@ app.command("train-psi", rich_help_panel="Train")(train_psi.train_psi)
 app.command("train-baseline", rich_help_panel="Train")(train_baseline.train_baseline)
 app.command("sweep", rich_help_panel="Train")(sweep.sweep)
 app.command("status", rich_help_panel="Look")(status.status)
+app.command("verify", rich_help_panel="Look")(verify.verify)
+app.command("bench", rich_help_panel="Look")(bench.bench)
 app.command("doctor", rich_help_panel="Look")(doctor.doctor)
 
 DEBUG = "--debug"

@@ -57,6 +57,7 @@ def decode(
     *,
     max_tokens: int,
     adapter: str | None = PSI,
+    may_end: bool = True,
 ) -> Text:
     """Feed `start` and decode greedily to the end of sequence or the cap.
 
@@ -64,6 +65,7 @@ def decode(
         sequence: What comes before; extended.
         start: Ids to feed first, the same number in every row.
         adapter: Whose weights decode; None is θ.
+        may_end: False goes on to the cap whatever is decoded, to measure time.
     """
     adapters.use(adapter)
     fed_BT = torch.tensor(start, device=theta.device)
@@ -75,7 +77,8 @@ def decode(
         next_B = theta.blocks.logits(hidden_BTD[:, -1:])[:, 0].argmax(dim=-1)
         next_B = torch.where(is_alive_B, next_B, theta.eos_id)
         columns.append(next_B)
-        is_alive_B = is_alive_B & (next_B != theta.eos_id)
+        if may_end:
+            is_alive_B = is_alive_B & (next_B != theta.eos_id)
         fed_BT = next_B[:, None]
     rows = torch.stack(columns, dim=1).tolist()
     ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in rows]

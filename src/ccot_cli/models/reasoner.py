@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ccot_cli.config import BaselineName, DecodingConfig
 from ccot_cli.data.answers import read_answer, read_last_number
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, ResourceError
 from ccot_cli.files import write_json
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
@@ -69,6 +69,11 @@ class Seconds:
     def total(self) -> float:
         return self.prefill + self.contemplation + self.answer
 
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(
+            self.prefill + other.prefill, self.contemplation + other.contemplation, self.answer + other.answer
+        )
+
 
 class Reasoner(Protocol):
     """One method of answering."""
@@ -85,6 +90,35 @@ class Reasoner(Protocol):
 
 
 MethodName = Literal["ccot"] | BaselineName
+
+
+def reply_in_parts(reasoner: Reasoner, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
+    """Answer a batch; where memory does not suffice, in halves, which gives the same answers.
+
+    Raises:
+        ResourceError: where a single question does not fit.
+    """
+    try:
+        return reasoner.reply(questions)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        if len(questions) == 1:
+            raise ResourceError(
+                "a single question does not fit into memory", fix="a shorter question, a smaller model, or --device cpu"
+            ) from error
+    # Outside the handler, whose traceback would hold on to the batch's tensors.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = len(questions) // 2
+    first, spent = reply_in_parts(reasoner, questions[:half])
+    second, more = reply_in_parts(reasoner, questions[half:])
+    return [*first, *second], spent + more
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """On a CPU, torch raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
-from ccot_cli.models.reasoner import Reasoner
+from ccot_cli.models.reasoner import Reasoner, reply_in_parts
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.workspace import Workspace
 
@@ -60,7 +60,7 @@ class Asker:
     def answer(self, questions: Sequence[str]) -> list[AskResult]:
         """Answer a batch of checked questions."""
         started = time.perf_counter()
-        replies, _ = self.reasoner.reply(questions)
+        replies, _ = reply_in_parts(self.reasoner, questions)
         seconds = (time.perf_counter() - started) / len(questions)
         return [
             AskResult(

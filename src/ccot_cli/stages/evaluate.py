@@ -21,7 +21,7 @@ from ccot_cli.files import commit, write_json
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.controls import CONTROLS
 from ccot_cli.models.loading import traits_of
-from ccot_cli.models.reasoner import Method, Reasoner, Reply, Seconds, Traits
+from ccot_cli.models.reasoner import Method, Reasoner, Reply, Seconds, Traits, reply_in_parts
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_baseline, train_psi
 from ccot_cli.stages.methods import Methods, find_methods
@@ -203,12 +203,12 @@ def _reply_to_all(
 ) -> tuple[list[Reply], list[tuple[int, Seconds]]]:
     replies: list[Reply] = []
     seconds: list[tuple[int, Seconds]] = []
-    reasoner.reply([problem.question for problem in problems[:batch_size]])  # warm-up, not timed
+    reply_in_parts(reasoner, [problem.question for problem in problems[:batch_size]])  # warm-up, not timed
     label = f"{reasoner.name} r = {reasoner.ratio:f}"
     with progress.task(label, total=len(problems), unit="questions") as advance:
         for start in range(0, len(problems), batch_size):
             batch = problems[start : start + batch_size]
-            answered, spent = reasoner.reply([problem.question for problem in batch])
+            answered, spent = reply_in_parts(reasoner, [problem.question for problem in batch])
             replies += answered
             seconds.append((len(batch), spent))
             advance(len(batch))

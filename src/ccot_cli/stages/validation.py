@@ -8,6 +8,7 @@ from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.loading import load_reasoner
+from ccot_cli.models.reasoner import reply_in_parts
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 
@@ -22,7 +23,7 @@ def validate(
     with progress.task("validation", total=len(problems), unit="problems") as advance:
         for start in range(0, len(problems), batch_size):
             batch = problems[start : start + batch_size]
-            replies, _ = reasoner.reply([problem.question for problem in batch])
+            replies, _ = reply_in_parts(reasoner, [problem.question for problem in batch])
             for problem, reply in zip(batch, replies, strict=True):
                 num_correct += is_correct(reply.answer, problem.answer)
                 num_tokens += reply.num_contemplation

@@ -1,0 +1,113 @@
+"""Measure how fast contemplation tokens are."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.options import HOW, WHAT, DeviceOption, RatioOption, WorkspaceOption, between_zero_and_one
+from ccot_cli.cli.tables import Style, Table, inverse, render
+from ccot_cli.config import Settings, override
+from ccot_cli.workspace import Workspace
+
+
+def bench(
+    workspace: WorkspaceOption = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape",
+            metavar="SHAPE",
+            help="A random Llama, as 16x512 (layers and width) or llama2-7b.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    ratio: RatioOption = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            "--layer", min=1, metavar="L", help="Autoregressive layer l; half the depth.", rich_help_panel=WHAT
+        ),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--batch-size",
+            min=1,
+            metavar="B",
+            help="Questions at a time; repeat it. Default: 1, 8.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    query: Annotated[int, typer.Option(min=2, help="Tokens of a query.", rich_help_panel=WHAT)] = 100,
+    chain: Annotated[int, typer.Option(min=1, help="Tokens of an explicit chain.", rich_help_panel=WHAT)] = 120,
+    answer: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=WHAT)] = 6,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.", rich_help_panel=HOW)] = 5,
+    device: DeviceOption = None,
+    format: Annotated[
+        Literal["text", "markdown", "latex", "json"],
+        typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW),
+    ] = "text",
+) -> None:
+    """Time contemplation tokens against the explicit chain and transformers' generate.
+
+    ccot bench
+    ccot bench --shape 16x512 --batch-size 1 --batch-size 8 --repeats 7
+
+    Lengths are fixed and weights do not matter; the methods take turns, and ratios are formed within a round.
+    """
+    found = Workspace.find(workspace, os.environ, Path.cwd())
+    changes = {"model.device": device} if device else {}
+    settings = override(found.settings if found else Settings(), changes)
+    ratios = between_zero_and_one(ratio, settings)
+    from ccot_cli.stages.bench import Lengths, run
+
+    result = run(
+        settings,
+        shape=shape,
+        ratios=ratios,
+        batches=batch or [1, 8],
+        lengths=Lengths(query, chain, answer),
+        layer=layer,
+        repeats=repeats,
+        progress=TerminalProgress(),
+    ).to_json()
+    if format == "json":
+        print_json(result)
+    else:
+        show_bench(result, format)
+
+
+def show_bench(result: dict[str, Any], style: Style) -> None:
+    """Seconds, then ratios."""
+    lengths = result["lengths"]
+    caption = (
+        f"{result['model']}, {result['num_layers']} layers, l = {result['autoregressive_layer']}, {result['dtype']},"
+        f" {result['device']}; query {lengths['query']}, chain {lengths['chain']}, answer {lengths['answer']} tokens;"
+        f" median of {result['repeats']}"
+    )
+    rows = [
+        (
+            each["method"],
+            inverse(each["ratio"]),
+            str(each["batch"]),
+            str(each["tokens"]),
+            f"{each['median']:.4f}",
+            f"{min(each['seconds']):.4f} – {max(each['seconds']):.4f}",
+            f"{each['gigabytes'] / each['median']:,.1f}",
+            f"{each['gigaflops'] / each['median']:,.0f}",
+        )
+        for each in result["timings"]
+    ]
+    head = ("method", "1/r", "batch", "tokens", "s/batch", "range", "GB/s", "GFLOP/s")
+    print_line(render(Table(caption, "<>>>>>>>", head, rows), style))
+    print_line("")
+    ratios = [
+        (each["name"], str(each["batch"]), f"{each['median']:.2f}", f"{each['low']:.2f} – {each['high']:.2f}")
+        for each in result["ratios"]
+    ]
+    print_line(
+        render(Table("Ratios, formed within a round", "<>>>", ("ratio", "batch", "median", "range"), ratios), style)
+    )

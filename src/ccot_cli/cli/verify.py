@@ -1,0 +1,40 @@
+"""Check what a workspace holds, byte by byte."""
+
+import typer
+
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.options import FormatOption, WorkspaceOption, find_workspace
+from ccot_cli.config import STAGES
+from ccot_cli.errors import CorruptError
+
+
+def verify(workspace: WorkspaceOption = None, format: FormatOption = "text") -> None:
+    """Read every file of a workspace and compare it with what was written.
+
+    ccot verify -w my-run
+    ccot verify --format json | jq -r '.damaged[].path'
+    """
+    found, progress = find_workspace(workspace), TerminalProgress()
+    damaged: list[dict[str, str]] = []
+    num_files = 0
+    names = [(stage, key) for stage in STAGES for key in found.finished(stage)]
+    with progress.task("files", total=None, unit="artifacts") as advance:
+        for stage, key in names:
+            try:
+                artifact = found.artifact(stage, key)
+            except CorruptError as error:
+                damaged.append({"path": str(found.folder(stage, key)), "reason": error.message, "fix": error.fix})
+                continue
+            assert artifact is not None
+            num_files += len(artifact.manifest.files)
+            fix = found.command(stage)
+            damaged += [{"path": str(path), "reason": reason, "fix": fix} for path, reason in artifact.damaged()]
+            advance()
+    if format == "json":
+        print_json({"artifacts": len(names), "files": num_files, "damaged": damaged})
+    else:
+        for each in damaged:
+            print_line(f"{each['path']}: {each['reason']}; {each['fix']}")
+        print_line(f"{len(names)} artifacts, {num_files:,} files: {f'{len(damaged)} damaged' if damaged else 'sound'}")
+    if damaged:
+        raise typer.Exit(CorruptError.exit_code)

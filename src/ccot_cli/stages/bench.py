@@ -1,0 +1,308 @@
+"""How fast contemplation tokens are, against the explicit chain and transformers' own `generate`.
+
+Lengths are fixed and nothing ever ends early, so weights do not matter and every method does the same work each time.
+The methods take turns within a repeat, so that what slows the machine slows all of them; ratios are formed within a
+repeat, and their median is what counts.
+"""
+
+import platform
+import statistics
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from ccot_cli.config import Settings
+from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.phi import contemplate, encode_query
+from ccot_cli.models.psi import decode
+from ccot_cli.models.reasoner import Clock
+from ccot_cli.models.shapes import random_theta
+from ccot_cli.models.theta import Theta, load_theta, resolve_device
+from ccot_cli.progress import Progress
+from ccot_cli.tensors.select import num_kept
+
+WARM_UPS = 1
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of every question."""
+
+    query: int = 100
+    chain: int = 120
+    answer: int = 6
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One method at one batch size; seconds of a whole batch."""
+
+    method: str
+    ratio: float
+    batch: int
+    tokens: int
+    """Tokens between query and answer."""
+    seconds: list[float]
+    """By repeat."""
+    median: float
+    gigabytes: float
+    """Weights, keys and values that must be read."""
+    gigaflops: float
+    """Multiplications and additions of the matrix products, in all rows."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Two things of one run, one over the other."""
+
+    name: str
+    batch: int
+    median: float
+    low: float
+    high: float
+    """Least and greatest of the repeats."""
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """All timings and what follows from them."""
+
+    timings: list[Timing]
+    ratios: list[Ratio]
+    model: str
+    num_layers: int
+    autoregressive_layer: int
+    lengths: Lengths
+    device: str
+    dtype: str
+    repeats: int
+    versions: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(
+    settings: Settings,
+    *,
+    shape: str | None,
+    ratios: Rows[Decimal],
+    batches: Rows[int],
+    lengths: Lengths,
+    layer: int | None = None,
+    repeats: int,
+    progress: Progress,
+) -> BenchResult:
+    """Time every method at every batch size.
+
+    Args:
+        shape: A random model's; None takes the settings' model.
+        layer: Autoregressive layer l; half the depth by default.
+
+    Raises:
+        UsageError: for a shape or a model that cannot be had.
+    """
+    if shape:
+        device = resolve_device(settings.model.device)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        theta = random_theta(shape, device=device, dtype=dtype)
+    else:
+        theta = load_theta(settings.model)
+    layer = layer or theta.num_layers // 2
+    adapters = _adapters(theta, settings)
+    timings: list[Timing] = []
+    found: list[Ratio] = []
+    with progress.task("timing", total=len(batches) * (repeats + WARM_UPS), unit="rounds") as advance:
+        for batch in batches:
+            bench = _Bench(theta, adapters, batch, lengths, layer, ratios)
+            rounds = []
+            for number in range(repeats + WARM_UPS):
+                rounds.append({name: work() for name, work in bench.work.items()})
+                if number < WARM_UPS:
+                    rounds.pop()
+                advance()
+            timings += bench.timings(rounds)
+            found += bench.ratios(rounds)
+    return BenchResult(
+        timings=timings,
+        ratios=found,
+        model=theta.name,
+        num_layers=theta.num_layers,
+        autoregressive_layer=layer,
+        lengths=lengths,
+        device=_device(theta),
+        dtype=str(theta.dtype).removeprefix("torch."),
+        repeats=repeats,
+        versions={"python": platform.python_version(), "torch": torch.__version__},
+    )
+
+
+def _adapters(theta: Theta, settings: Settings) -> Adapters:
+    adapters = Adapters(theta)
+    phi, psi = settings.train_phi, settings.train_psi
+    adapters.add(PHI, rank=phi.lora_rank, alpha=phi.lora_alpha, seed=0)
+    adapters.add(PSI, rank=psi.lora_rank, alpha=psi.lora_alpha, seed=0)
+    return adapters
+
+
+def _device(theta: Theta) -> str:
+    if theta.device.type == "cuda":
+        return torch.cuda.get_device_name(theta.device)
+    return f"{theta.device.type}, {torch.get_num_threads()} threads"
+
+
+Phases = dict[str, float]
+"""Seconds by phase; `total` is among them."""
+
+
+class _Bench:
+    """The methods at one batch size. Names: `generate`, `cot`, `direct`, and `ccot r` for each ratio."""
+
+    def __init__(
+        self, theta: Theta, adapters: Adapters, batch: int, lengths: Lengths, layer: int, ratios: Rows[Decimal]
+    ) -> None:
+        self.theta, self.adapters, self.batch, self.lengths, self.layer = theta, adapters, batch, lengths, layer
+        generator = torch.Generator().manual_seed(0)
+        vocabulary = min(len(theta.encoder.tokenizer), theta.model.config.vocab_size)
+        self.queries = torch.randint(3, vocabulary, (batch, lengths.query), generator=generator).tolist()
+        self.counts = {ratio: num_kept(ratio, lengths.chain) for ratio in ratios}
+        self.work: dict[str, Callable[[], Phases]] = {"generate": self._generate, "cot": self._chain}
+        self.work["direct"] = lambda: self._ccot(0)
+        for ratio, count in self.counts.items():
+            self.work[f"ccot {ratio:f}"] = lambda count=count: self._ccot(count)  # type: ignore[misc]
+
+    @property
+    def _written(self) -> int:
+        """Tokens of an explicit chain with its answer."""
+        return self.lengths.chain + self.lengths.answer
+
+    @torch.no_grad()
+    def _generate(self) -> Phases:
+        """Transformers' own greedy decoding of the chain, on the bare model."""
+        self.adapters.use(None)
+        ids = torch.tensor(self.queries, device=self.theta.device)
+        asked = GenerationConfig(
+            max_new_tokens=self._written,
+            min_new_tokens=self._written,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=self.theta.pad_id,
+        )
+        clock = Clock(self.theta.device)
+        self.theta.model.generate(inputs=ids, attention_mask=torch.ones_like(ids), generation_config=asked)  # type: ignore[operator]
+        return {"total": clock.lap()}
+
+    @torch.no_grad()
+    def _chain(self) -> Phases:
+        clock = Clock(self.theta.device)
+        queries = [query[:-1] for query in self.queries]
+        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=self.theta.num_layers)
+        start = [query[-1:] for query in self.queries]
+        prefill = clock.lap()
+        decode(self.theta, self.adapters, sequence, start, max_tokens=self._written, adapter=None, may_end=False)
+        chain = clock.lap()
+        return {"prefill": prefill, "chain": chain, "total": prefill + chain}
+
+    @torch.no_grad()
+    def _ccot(self, count: int) -> Phases:
+        """Contemplation tokens and the answer; without any, the answer at once."""
+        clock = Clock(self.theta.device)
+        sequence, first_BD = encode_query(self.theta, self.adapters, self.queries, layer=self.layer)
+        prefill, contemplation = clock.lap(), 0.0
+        if count:
+            counts_B = torch.full((self.batch,), count)
+            tokens = contemplate(
+                self.theta,
+                self.adapters,
+                sequence,
+                first_BD,
+                layer=self.layer,
+                max_tokens=count,
+                num_tokens_B=counts_B,
+            )
+            assert tokens.mask_BK.shape[1] == count
+            contemplation = clock.lap()
+        marker = self.theta.encoder.answer_marker
+        decode(
+            self.theta,
+            self.adapters,
+            sequence,
+            [marker] * self.batch,
+            max_tokens=self.lengths.answer,
+            may_end=False,
+        )
+        answer = clock.lap()
+        total = prefill + contemplation + answer
+        return {"prefill": prefill, "contemplation": contemplation, "answer": answer, "total": total}
+
+    def timings(self, rounds: list[dict[str, Phases]]) -> list[Timing]:
+        ratio_of = {f"ccot {ratio:f}": ratio for ratio in self.counts} | {"direct": Decimal(0)}
+        timings = []
+        for name in self.work:
+            seconds = [each[name]["total"] for each in rounds]
+            ratio = ratio_of.get(name, Decimal(1))
+            tokens = self.counts.get(ratio, 0 if name == "direct" else self.lengths.chain)
+            gigabytes, gigaflops = self._cost(name, tokens)
+            timings.append(
+                Timing(
+                    name.split()[0],
+                    float(ratio),
+                    self.batch,
+                    tokens,
+                    seconds,
+                    statistics.median(seconds),
+                    gigabytes,
+                    gigaflops,
+                )
+            )
+        return timings
+
+    def _cost(self, name: str, tokens: int) -> tuple[float, float]:
+        """Gigabytes read and gigaflops, of weights and of keys and values; adapters, which merge, left out."""
+        theta, lengths = self.theta, self.lengths
+        layers = sum(each.numel() for n, each in theta.blocks.layers.named_parameters() if "lora_" not in n)
+        head = theta.model.config.vocab_size * theta.model.config.hidden_size
+        size = torch.finfo(theta.dtype).bits // 8
+        per_token = 2 * theta.num_layers * theta.model.config.hidden_size * size * self.batch
+        passes, read = 1.0, 0.0
+        if name in ("generate", "cot"):
+            steps, places = self._written, lengths.query
+        else:
+            share = self.layer / theta.num_layers
+            # Layers up to l for every contemplation token, those above once for each chunk of four.
+            passes += tokens * share + -(-tokens // 4) * (1 - share)
+            read += sum((lengths.query + place) * per_token * share for place in range(tokens))
+            steps, places = lengths.answer, lengths.query + tokens
+        passes += steps
+        read += sum((places + place) * per_token for place in range(steps))
+        gigabytes = (size * (passes * layers + steps * head) + read) / 1e9
+        computed = lengths.query + (tokens if name.startswith("ccot") else 0) + steps
+        gigaflops = 2 * self.batch * (computed * layers + steps * head) / 1e9
+        return gigabytes, gigaflops
+
+    def ratios(self, rounds: list[dict[str, Phases]]) -> list[Ratio]:
+        """Within each round: chain over generate, chain over CCoT, and one contemplation token over one decoded one."""
+        pairs: list[tuple[str, Callable[[dict[str, Phases]], float]]] = [
+            ("generate / cot", lambda each: each["generate"]["total"] / each["cot"]["total"])
+        ]
+        for ratio, count in self.counts.items():
+            name = f"ccot {ratio:f}"
+            pairs.append((f"cot / {name}", lambda each, name=name: each["cot"]["total"] / each[name]["total"]))  # type: ignore[misc]
+            pairs.append(
+                (
+                    f"a token of {name} / a token of generate",
+                    lambda each, name=name, count=count: (  # type: ignore[misc]
+                        (each[name]["contemplation"] / count) / (each["generate"]["total"] / self._written)
+                    ),
+                )
+            )
+        found = []
+        for label, ratio_of in pairs:
+            values = [ratio_of(each) for each in rounds]
+            found.append(Ratio(label, self.batch, statistics.median(values), min(values), max(values)))
+        return found
