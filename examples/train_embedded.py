@@ -1,6 +1,6 @@
 """Train the embedded default from nothing: its tokenizer, θ-tiny, and the methods that are shipped with it.
 
-    python examples/train_embedded.py                     # everything, about two hours on two cores
+    python examples/train_embedded.py                     # everything, about three hours on two cores
     python examples/train_embedded.py --only methods      # φ, ψ and END again, θ as it is shipped
 
 Interrupted at any moment, the same command goes on where it stopped. Results go to src/ccot_cli/embedded/, checkpoints
@@ -285,7 +285,12 @@ def ship(source: Path, target: Path) -> None:
 
 def write_card(training: dict[str, Any], num_test: int) -> None:
     """Measure on the test split and write the model card."""
-    settings = override(Workspace.open(BUILD_FOLDER / "workspace").settings, {"eval.limit": num_test})
+    workspace = Workspace.open(BUILD_FOLDER / "workspace")
+    settings = override(workspace.settings, {"eval.limit": num_test})
+    key = ratio_name(RATIOS[-1])
+    phi_steps, psi_steps = (
+        workspace.require(stage, key).manifest.summary["num_steps"] for stage in (train_phi.STAGE, train_psi.STAGE)
+    )
     result = evaluate.run(None, settings, progress=TerminalProgress())
     write_json(EMBEDDED_FOLDER / "metrics.json", {"training": training, **result.to_json()})
     rows = [
@@ -305,6 +310,8 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
         step_rows="\n".join(step_rows),
         n=num_test,
         machine=platform.machine(),
+        phi_steps=phi_steps,
+        psi_steps=psi_steps,
         **training,
     )
     (EMBEDDED_FOLDER / "README.md").write_text(card, encoding="utf-8")
@@ -321,8 +328,9 @@ beyond those problems.
 - θ: {steps:,} steps of 32 problems in three phases, from wide ranges of numbers to those of the shipped problems
   (`PHASES` in the script), with Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores that had other
   work too.
-- φ, ψ and END at r = 0.1: 20,000 training problems, the settings of `ccot init` but for those that the script names
-  (`SHIPPED_SETTINGS`), seed 0. r = 0 is plain fine-tuning on 4,000 problems, 750 steps.
+- φ, ψ and END at r = 0.1: 30,000 training problems, the settings of `ccot init` but for those that the script names
+  (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ, 64 problems each. `direct` (r = 0) and
+  `pause` are trained on the same problems for as many steps as ψ.
 - Stored in bfloat16, computed in float32 on a CPU.
 
 Exact match on {n:,} problems of the test split, which shares no problem with training (95 % Wilson interval), and the

@@ -12,6 +12,7 @@ from conftest import MakeTheta, shaken
 from safetensors.torch import save_file
 from torch import nn
 
+from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import EncodedProblem
@@ -363,6 +364,25 @@ def names_of(theta: Theta) -> list[str]:
     return [
         str(name) for name in theta.encoder.tokenizer.convert_ids_to_tokens(list(range(len(theta.encoder.tokenizer))))
     ]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_restart_forgets_the_moments_and_warms_up_again(kind: OptimiserName) -> None:
+    def moves(restarts: Rows[int]) -> list[float]:
+        weight = nn.Parameter(torch.zeros(2, 2))
+        options = {"learning_rate": 0.1, "num_steps": 400, "kind": kind, "restarts": restarts}
+        optimiser, sizes = Optimiser({"weight": weight}, **options), []
+        for step in range(204):
+            before = weight.detach().clone()
+            # From step 200 on downhill is the other way.
+            optimiser.step((weight * torch.eye(2)).sum() * (1.0 if step < 200 else -1.0))
+            sizes.append(float((weight.detach() - before).trace()))
+        return sizes
+
+    kept, forgotten = moves([]), moves([200])
+    # Old moments still carry the weight down; without them the first step goes up, and a small one at that.
+    assert kept[200] < 0 < forgotten[200] < forgotten[201] < forgotten[203]
+    assert forgotten[0] == pytest.approx(kept[0] * 2, rel=0.01)
 
 
 # ψ

@@ -35,6 +35,13 @@ class Theta:
         return self.model.device
 
     @property
+    def device_name(self) -> str:
+        """What times were measured on, for people: the GPU's name, or the CPU's threads."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{self.device.type}, {torch.get_num_threads()} threads"
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 

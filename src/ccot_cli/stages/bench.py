@@ -135,7 +135,7 @@ def run(
         num_layers=theta.num_layers,
         autoregressive_layer=layer,
         lengths=lengths,
-        device=_device(theta),
+        device=theta.device_name,
         dtype=str(theta.dtype).removeprefix("torch."),
         repeats=repeats,
         versions={"python": platform.python_version(), "torch": torch.__version__},
@@ -148,12 +148,6 @@ def _adapters(theta: Theta, settings: Settings) -> Adapters:
     adapters.add(PHI, rank=phi.lora_rank, alpha=phi.lora_alpha, seed=0)
     adapters.add(PSI, rank=psi.lora_rank, alpha=psi.lora_alpha, seed=0)
     return adapters
-
-
-def _device(theta: Theta) -> str:
-    if theta.device.type == "cuda":
-        return torch.cuda.get_device_name(theta.device)
-    return f"{theta.device.type}, {torch.get_num_threads()} threads"
 
 
 Phases = dict[str, float]

@@ -154,7 +154,7 @@ def run(
         model=methods.theta.name,
         data=methods.data.test_source or methods.data.source,
         batch_size=settings.eval.batch_size,
-        device=_device(methods),
+        device=methods.theta.device_name,
         versions={"python": platform.python_version(), "torch": torch.__version__},
         folder=None,
     )
@@ -189,13 +189,6 @@ def _pair(row: Row, than: Row, marks: list[bool], others: list[bool]) -> Pair:
     wins = sum(mark and not other for mark, other in zip(marks, others, strict=True))
     losses = sum(other and not mark for mark, other in zip(marks, others, strict=True))
     return Pair(row.method, row.ratio, than.method, than.ratio, wins, losses, mcnemar(wins, losses))
-
-
-def _device(methods: Methods) -> str:
-    device = methods.theta.device
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
 
 
 def _reply_to_all(

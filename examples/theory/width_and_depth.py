@@ -1,0 +1,253 @@
+"""Which problems need contemplation tokens, and which kind: the paper's theorem as an experiment.
+
+    python examples/theory/width_and_depth.py                        # every cell, three seeds; minutes a cell on two cores
+    python examples/theory/width_and_depth.py --seeds 1 --steps 1000  # a first look
+    python examples/theory/width_and_depth.py --plot theory.png
+
+The class F(M, K) has functions of N inputs that apply a generic binary operation (here: a random Latin square, which is
+not associative) along M subsets of K inputs each, and then aggregate the M results (here: a vote with unlike weights).
+The theorem speaks of two-layer transformers whose every index can hold one value:
+
+- without contemplation tokens they represent F(M, 2) for M <= N only;
+- M - N tokens in parallel suffice for F(M, 2) with M > N;
+- M (K - 1) tokens that are fed back, each the first layer's output of the one before, suffice for F(M, K) with K > 2.
+
+This script trains such transformers from nothing on the answer alone and says what each learns. Narrow states and two
+attention heads stand for the theorem's "one operation an index"; a trained network need not keep to that, and training
+need not find what the theorem allows. Results go to stdout as a table, and as JSON lines to --output, where a run that
+was stopped goes on.
+
+Dimensions: B batch, N inputs, P contemplation tokens, T all indices, D width, V values.
+"""
+
+import json
+import math
+import statistics
+import time
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import typer
+from torch import Tensor, nn
+
+Kind = Literal["none", "parallel", "fed back"]
+NUM_VALUES, NUM_INPUTS = 4, 6
+WIDTH, HEADS = 32, 2
+BATCH_SIZE, LEARNING_RATE = 512, 3e-3
+NUM_TEST = 8192
+SOLVED = 0.95
+
+
+class Cell(NamedTuple):
+    """A class of functions, and the tokens that a transformer is given for it."""
+
+    subsets: int
+    """M"""
+    depth: int
+    """K"""
+    kind: Kind
+    tokens: int
+    """P"""
+
+    @property
+    def is_possible(self) -> bool:
+        """What the theorem says."""
+        if self.depth == 2:
+            return self.subsets <= NUM_INPUTS + (self.tokens if self.kind != "none" else 0)
+        return self.kind == "fed back" and self.tokens >= self.subsets * (self.depth - 1)
+
+
+def all_cells() -> list[Cell]:
+    """Width: K = 2 and M below, at and above N. Depth: K = 3 and 4 with as many tokens as feeding back needs."""
+    cells = []
+    for subsets in (3, 6, 9, 12):
+        extra = max(0, subsets - NUM_INPUTS)
+        cells.append(Cell(subsets, 2, "none", 0))
+        if extra:
+            cells += [Cell(subsets, 2, "parallel", extra), Cell(subsets, 2, "fed back", extra)]
+    for depth, every in ((3, (1, 2, 4)), (4, (1, 2))):
+        for subsets in every:
+            tokens = subsets * (depth - 1)
+            cells += [
+                Cell(subsets, depth, "none", 0),
+                Cell(subsets, depth, "parallel", tokens),
+                Cell(subsets, depth, "fed back", tokens),
+            ]
+    return cells
+
+
+class Task:
+    """One function of F(M, K)."""
+
+    def __init__(self, cell: Cell, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.table_VV = latin_square(generator)
+        every = list(combinations(range(NUM_INPUTS), cell.depth))
+        drawn = torch.randperm(len(every), generator=generator)[: cell.subsets].tolist()
+        self.subsets_MK = torch.tensor([every[number] for number in drawn])
+        # Unlike weights, so that no vote is a tie; close ones, so that every result counts.
+        self.weights_M = 1 + 0.3 * torch.rand(cell.subsets, generator=generator)
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs (B, N) and answers (B)."""
+        values_BN = torch.randint(NUM_VALUES, (count, NUM_INPUTS), generator=generator)
+        chosen_BMK = values_BN[:, self.subsets_MK]
+        result_BM = chosen_BMK[..., 0]
+        for step in range(1, chosen_BMK.shape[-1]):
+            result_BM = self.table_VV[result_BM, chosen_BMK[..., step]]
+        votes_BV = (F.one_hot(result_BM, NUM_VALUES) * self.weights_M[None, :, None]).sum(dim=1)
+        return values_BN, votes_BV.argmax(dim=1)
+
+
+def latin_square(generator: torch.Generator) -> Tensor:
+    """A random operation in which either argument, changed alone, changes the result; never an associative one."""
+    while True:
+        rows, columns, names = (torch.randperm(NUM_VALUES, generator=generator) for _ in range(3))
+        table_VV = names[(rows[:, None] + columns[None]) % NUM_VALUES]
+        index = torch.arange(NUM_VALUES)
+        left = table_VV[table_VV[index[:, None, None], index[None, :, None]], index[None, None, :]]
+        right = table_VV[index[:, None, None], table_VV[index[None, :, None], index[None, None, :]]]
+        if not torch.equal(left, right):
+            return table_VV
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward part, both behind a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, state_BQD: Tensor, seen_BTD: Tensor, allowed_QT: Tensor | None = None) -> Tensor:
+        """The newest indices' states from those of all that they may see."""
+        q, kv = self.norms[0](state_BQD), self.norms[0](seen_BTD)
+        split = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.query(q), self.key(kv), self.value(kv))
+        )
+        mixed = F.scaled_dot_product_attention(*split, attn_mask=allowed_QT)
+        state_BQD = state_BQD + self.out(mixed.transpose(1, 2).flatten(2))
+        fed_BQD: Tensor = self.feed_forward(self.norms[1](state_BQD))
+        return state_BQD + fed_BQD
+
+
+class TwoLayers(nn.Module):
+    """Reads the inputs, takes its contemplation tokens, and answers at the last index."""
+
+    def __init__(self, kind: Kind, num_tokens: int) -> None:
+        super().__init__()
+        self.kind, self.num_tokens = kind, num_tokens
+        self.embedding = nn.Embedding(NUM_VALUES, WIDTH)
+        self.place_TD = nn.Parameter(0.5 * torch.randn(NUM_INPUTS + num_tokens, WIDTH))
+        self.first, self.second = Layer(), Layer()
+        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, NUM_VALUES))
+
+    def forward(self, values_BN: Tensor) -> Tensor:
+        """Logits: B, V."""
+        inputs_BND = self.embedding(values_BN) + self.place_TD[:NUM_INPUTS]
+        middle_BND = self.first(inputs_BND, inputs_BND)
+        places_PD = self.place_TD[NUM_INPUTS:]
+        if self.kind == "fed back":
+            middle_BTD = self._fed_back(inputs_BND, middle_BND, places_PD)
+        else:
+            # A parallel token is its place alone; it sees the inputs and the tokens before it.
+            tokens_BPD = places_PD.expand(len(values_BN), -1, -1)
+            allowed_PT = torch.ones(self.num_tokens, NUM_INPUTS + self.num_tokens).tril(NUM_INPUTS).bool()
+            seen_BTD = torch.cat([inputs_BND, tokens_BPD], dim=1)
+            new = [self.first(tokens_BPD, seen_BTD, allowed_PT)] if self.num_tokens else []
+            middle_BTD = torch.cat([middle_BND, *new], dim=1)
+        logits_BV: Tensor = self.head(self.second(middle_BTD[:, -1:], middle_BTD)[:, 0])
+        return logits_BV
+
+    def _fed_back(self, inputs_BND: Tensor, middle_BND: Tensor, places_PD: Tensor) -> Tensor:
+        """One token after another, each the first layer's output of the one before it."""
+        seen_BTD, middle_BTD = inputs_BND, middle_BND
+        for place_D in places_PD:
+            token_B1D = middle_BTD[:, -1:] + place_D
+            seen_BTD = torch.cat([seen_BTD, token_B1D], dim=1)
+            middle_BTD = torch.cat([middle_BTD, self.first(token_B1D, seen_BTD)], dim=1)
+        return middle_BTD
+
+
+def train(cell: Cell, seed: int, steps: int) -> float:
+    """Accuracy on fresh inputs after training on the answer alone."""
+    task = Task(cell, seed)
+    torch.manual_seed(seed)
+    model, generator = TwoLayers(cell.kind, cell.tokens), torch.Generator().manual_seed(1000 + seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 100) * (1 + math.cos(math.pi * step / steps)) / 2
+        values_BN, answer_B = task.draw(BATCH_SIZE, generator)
+        loss = F.cross_entropy(model(values_BN), answer_B)
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    with torch.no_grad():
+        values_BN, answer_B = task.draw(NUM_TEST, torch.Generator().manual_seed(-1 - seed))
+        return float((model(values_BN).argmax(dim=1) == answer_B).float().mean())
+
+
+def main(
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each cell: of the task, the weights and the data.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 6000,
+    output: Annotated[Path, typer.Option(help="JSON lines, one a run; what is there is not run again.")] = Path(
+        "theory.jsonl"
+    ),
+    plot: Annotated[Path | None, typer.Option(help="A picture, .png or .svg; needs matplotlib.")] = None,
+) -> None:
+    """Train every cell and print which solve what, beside what the theorem says."""
+    done = {}
+    if output.exists():
+        for line in output.read_text().splitlines():
+            run = json.loads(line)
+            done[Cell(*run["cell"]), run["seed"], run["steps"]] = run["accuracy"]
+    print(f"N = {NUM_INPUTS}, {NUM_VALUES} values, width {WIDTH}, {HEADS} heads, {steps:,} steps of {BATCH_SIZE}")
+    print(f"{'M':>3} {'K':>3}  {'tokens':<12} {'theorem':<9} accuracy (seeds)")
+    means: dict[Cell, float] = {}
+    for cell in all_cells():
+        for seed in range(seeds):
+            if (cell, seed, steps) not in done:
+                started = time.perf_counter()
+                done[cell, seed, steps] = train(cell, seed, steps)
+                run = {"cell": list(cell), "seed": seed, "steps": steps, "accuracy": done[cell, seed, steps]}
+                with output.open("a") as file:
+                    file.write(json.dumps({**run, "seconds": time.perf_counter() - started}) + "\n")
+        accuracies = [done[cell, seed, steps] for seed in range(seeds)]
+        means[cell] = statistics.fmean(accuracies)
+        tokens = f"{cell.tokens} {cell.kind}" if cell.tokens else "none"
+        shown = " ".join(f"{each:.3f}" for each in accuracies)
+        says = "possible" if cell.is_possible else "not"
+        print(f"{cell.subsets:>3} {cell.depth:>3}  {tokens:<12} {says:<9} {means[cell]:.3f} ({shown})", flush=True)
+    if plot:
+        draw(means, plot)
+
+
+def draw(means: dict[Cell, float], path: Path) -> None:
+    """Accuracy by M, one panel for each K, one line for each kind of token."""
+    from matplotlib import pyplot
+
+    depths = sorted({cell.depth for cell in means})
+    figure, every = pyplot.subplots(1, len(depths), figsize=(4 * len(depths), 3.6), sharey=True, layout="constrained")
+    for axes, depth in zip(every, depths, strict=True):
+        for kind, style in (("none", "o-"), ("parallel", "s--"), ("fed back", "^-")):
+            points = sorted(
+                (cell.subsets, mean) for cell, mean in means.items() if (cell.depth, cell.kind) == (depth, kind)
+            )
+            if points:
+                axes.plot([x for x, _ in points], [y for _, y in points], style, label=kind)
+        axes.axhline(SOLVED, color="0.8", zorder=0)
+        axes.set_title(f"K = {depth}")
+        axes.set_xlabel("M, operations")
+    every[0].set_ylabel("accuracy on fresh inputs")
+    every[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    typer.run(main)
