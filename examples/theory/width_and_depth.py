@@ -1,6 +1,6 @@
 """Which problems need contemplation tokens, and which kind: the paper's theorem as an experiment.
 
-    python examples/theory/width_and_depth.py                        # every cell, three seeds; minutes a cell on two cores
+    python examples/theory/width_and_depth.py                        # every cell, three seeds; minutes a cell
     python examples/theory/width_and_depth.py --seeds 1 --steps 1000  # a first look
     python examples/theory/width_and_depth.py --plot theory.png
 
@@ -185,7 +185,7 @@ def train(cell: Cell, seed: int, steps: int) -> float:
         values_BN, answer_B = task.draw(BATCH_SIZE, generator)
         loss = F.cross_entropy(model(values_BN), answer_B)
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
     with torch.no_grad():
@@ -207,8 +207,8 @@ def main(
         for line in output.read_text().splitlines():
             run = json.loads(line)
             done[Cell(*run["cell"]), run["seed"], run["steps"]] = run["accuracy"]
-    print(f"N = {NUM_INPUTS}, {NUM_VALUES} values, width {WIDTH}, {HEADS} heads, {steps:,} steps of {BATCH_SIZE}")
-    print(f"{'M':>3} {'K':>3}  {'tokens':<12} {'theorem':<9} accuracy (seeds)")
+    typer.echo(f"N = {NUM_INPUTS}, {NUM_VALUES} values, width {WIDTH}, {HEADS} heads, {steps:,} steps of {BATCH_SIZE}")
+    typer.echo(f"{'M':>3} {'K':>3}  {'tokens':<12} {'theorem':<9} accuracy (seeds)")
     means: dict[Cell, float] = {}
     for cell in all_cells():
         for seed in range(seeds):
@@ -223,7 +223,7 @@ def main(
         tokens = f"{cell.tokens} {cell.kind}" if cell.tokens else "none"
         shown = " ".join(f"{each:.3f}" for each in accuracies)
         says = "possible" if cell.is_possible else "not"
-        print(f"{cell.subsets:>3} {cell.depth:>3}  {tokens:<12} {says:<9} {means[cell]:.3f} ({shown})", flush=True)
+        typer.echo(f"{cell.subsets:>3} {cell.depth:>3}  {tokens:<12} {says:<9} {means[cell]:.3f} ({shown})")
     if plot:
         draw(means, plot)
 

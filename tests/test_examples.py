@@ -1,0 +1,107 @@
+"""What the examples say and do."""
+
+import importlib.util
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from ccot_cli.cli.app import run
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, EXAMPLES / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def commands(text: str) -> list[list[str]]:
+    return [shlex.split(line.removeprefix("$ ")) for line in text.splitlines() if line.startswith("$ ccot")]
+
+
+def test_the_paper_s_experiment_can_be_read_without_running_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["bash", str(EXAMPLES / "reproduce_paper.sh"), "--dry-run", str(tmp_path / "paper")]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert not (tmp_path / "paper").exists()
+    every = commands(said)
+    assert [words[1] for words in every] == [
+        "init",
+        "doctor",
+        "precompute",
+        "score",
+        "train-phi",
+        "train-psi",
+        "train-baseline",
+        "train-baseline",
+        "train-baseline",
+        "eval",
+    ]
+    # Every stage has its estimate above it, and every option is one that the command knows.
+    assert said.count("# ") == len(every)
+    for _, command, *words in every:
+        assert run([command, "--help"]) == 0
+        known = capsys.readouterr().out
+        assert all(word in known for word in words if word.startswith("--"))
+
+
+# The theorem
+
+
+@pytest.fixture(scope="module")
+def theory() -> ModuleType:
+    return script("theory/width_and_depth.py")
+
+
+def test_the_operation_is_not_associative_and_loses_nothing(theory: ModuleType) -> None:
+    for seed in range(20):
+        table = theory.latin_square(torch.Generator().manual_seed(seed))
+        values = list(range(theory.NUM_VALUES))
+        assert all(sorted(row.tolist()) == values for row in (*table, *table.T))
+        assert any(table[table[a, b], c] != table[a, table[b, c]] for a in values for b in values for c in values)
+
+
+def test_answers_are_votes_over_compositions_from_the_left(theory: ModuleType) -> None:
+    task = theory.Task(theory.Cell(4, 3, "none", 0), seed=1)
+    inputs, answers = task.draw(50, torch.Generator().manual_seed(2))
+    for values, answer in zip(inputs.tolist(), answers.tolist(), strict=True):
+        votes = [0.0] * theory.NUM_VALUES
+        for (a, b, c), weight in zip(task.subsets_MK.tolist(), task.weights_M.tolist(), strict=True):
+            inner = int(task.table_VV[values[a], values[b]])
+            votes[int(task.table_VV[inner, values[c]])] += weight
+        assert votes[answer] == max(votes)
+
+
+def test_the_cells_are_those_of_the_theorem(theory: ModuleType) -> None:
+    says = {(cell.subsets, cell.depth, cell.kind): cell.is_possible for cell in theory.all_cells()}
+    assert says[6, 2, "none"]
+    assert not says[9, 2, "none"]
+    assert says[9, 2, "parallel"]
+    assert not says[1, 3, "parallel"]
+    assert says[4, 3, "fed back"]
+
+
+@pytest.mark.parametrize("kind", ["parallel", "fed back"])
+def test_a_token_sees_what_came_before_it_and_nothing_later(theory: ModuleType, kind: str) -> None:
+    torch.manual_seed(0)
+    model = theory.TwoLayers(kind, 3)
+    values = torch.tensor([[0, 1, 2, 3, 0, 1]])
+    seen: list[torch.Tensor] = []
+    model.second.register_forward_hook(lambda module, given, result: seen.append(given[1]))
+    model(values)
+    with torch.no_grad():
+        model.place_TD[theory.NUM_INPUTS + 1] += 1.0
+    model(values)
+    changed = [not torch.equal(one, other) for one, other in zip(seen[0][0], seen[1][0], strict=True)]
+    assert changed == [False] * (theory.NUM_INPUTS + 1) + [True, True]
