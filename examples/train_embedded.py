@@ -260,7 +260,7 @@ SHIPPED_SETTINGS: dict[str, Any] = {
     "train_phi.lora_alpha": 128,
     "train_phi.taught_epochs": 4,
     "train_phi.epochs": 10,
-    "train_psi.epochs": 2,
+    "train_psi.epochs": 1,
 }
 """Beyond the preset's defaults, which are made for minutes."""
 

@@ -118,7 +118,7 @@ def test_eval_draws_a_table_and_says_where_it_is_kept(trained: Path, capsys: pyt
 
 def test_eval_shows_controls_and_baselines_beside_the_method(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = output(capsys, "train-baseline", "pause", "--ratio", "0.1")
-    assert "pause at r = 0.1, " in out
+    assert "pause at r = 0.1: " in out
     assert "validation accuracy" in out
     assert "next:  ccot eval" in err
     out, _ = output(capsys, "eval", "--ratio", "0.1", "--controls", "--no-save")
@@ -127,7 +127,7 @@ def test_eval_shows_controls_and_baselines_beside_the_method(trained: Path, caps
     assert named == 2 * names  # by method, and by steps
     out, _ = output(capsys, "status", "--format", "json")
     assert {"stage": "train-baseline", "key": "pause-r0.10", "state": "ready"}.items() <= next(
-        row for row in json.loads(out)["artifacts"] if row["stage"] == "train-baseline"
+        row for row in json.loads(out)["artifacts"] if row["key"] == "pause-r0.10"
     ).items()
 
 

@@ -269,7 +269,7 @@ def test_a_sweep_uses_what_is_ready_and_puts_the_rest_beside_it(make_run: MakeRu
     assert {path: path.stat().st_mtime_ns for path in every} == times
     # The variants are no methods of the workspace.
     assert find_methods(run.workspace, run.settings).ratios == [RATIO, Decimal(1)]
-    assert {run.workspace.state("train-psi", key).name for key in keys} == {"ready"}
+    assert {run.workspace.state("train-psi", key, run.settings).name for key in keys} == {"ready"}
 
 
 def test_intervals_are_over_seeds_where_there_are_several() -> None:

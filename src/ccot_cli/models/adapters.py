@@ -11,10 +11,9 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +49,7 @@ class Adapters:
         )
         self._peft: PeftModel | None = None
         self._trainable: set[str] = set()
-        self._merged: dict[str, _Merged] = {}
+        self._merged: dict[tuple[str, LoraLinear], _Merged] = {}
 
     def add(self, name: str, *, rank: int, alpha: int, seed: int) -> None:
         """Attach a fresh adapter to every linear layer of the decoder. It starts equal to θ (LoRA's B is zero)."""
@@ -69,7 +68,7 @@ class Adapters:
             self._attach(name, config)
 
     def _attach(self, name: str, config: LoraConfig) -> None:
-        self._merged.pop(name, None)
+        self._merged = {key: kept for key, kept in self._merged.items() if key[0] != name}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
             # PEFT 0.21 asks transformers 5.23 for an attribute by its old name.
@@ -142,31 +141,26 @@ class Adapters:
         self._choose_weights(name)
 
     def _choose_weights(self, name: str | None) -> None:
-        """Put merged copies in place where an adapter computes, and take them away where θ does."""
-        layers = self._lora_layers()
-        if name is None or not self.merges:
-            for module in layers:
+        """Put merged copies in place where an adapter computes, and take them away where θ does.
+
+        A copy that a gradient passes is made anew every time, because a backward pass goes through it once; the others
+        are kept for as long as their adapter does not change.
+        """
+        for module in self.theta.model.modules():
+            if not isinstance(module, LoraLinear):
+                continue
+            if name is None or not self.merges:
                 module.__dict__.pop("forward", None)
-            return
-        if torch.is_grad_enabled() and self._trainable & self.parameters(name).keys():
-            # Made anew every time: a backward pass goes through them once.
-            forwards = [_merge(layer, name) for layer in layers]
-        else:
-            versions = self._versions(name)
-            kept = self._merged.get(name)
-            if kept is None or kept.versions != versions:
+                continue
+            down, up = module.lora_A[name].weight, module.lora_B[name].weight
+            if torch.is_grad_enabled() and (down.requires_grad or up.requires_grad):
+                module.__dict__["forward"] = _merge(module, name)
+                continue
+            version, kept = (down._version, up._version), self._merged.get((name, module))
+            if kept is None or kept.version != version:
                 with torch.no_grad():
-                    kept = self._merged[name] = _Merged(versions, [_merge(layer, name) for layer in layers])
-            forwards = kept.forwards
-        for module, forward in zip(layers, forwards, strict=True):
-            module.__dict__["forward"] = forward
-
-    def _lora_layers(self) -> list[LoraLinear]:
-        return [module for module in self.theta.model.modules() if isinstance(module, LoraLinear)]
-
-    def _versions(self, name: str) -> list[int]:
-        """Changes whenever a number of the adapter does."""
-        return [parameter._version for parameter in self.parameters(name).values()]
+                    kept = self._merged[name, module] = _Merged(version, _merge(module, name))
+            module.__dict__["forward"] = kept.forward
 
     def train_only(self, names: Iterable[str]) -> None:
         """Declare the exact set of trainable parameters, by their names in `named_parameters`."""
@@ -198,12 +192,12 @@ class Adapters:
         return state
 
 
-@dataclass(frozen=True)
-class _Merged:
-    """Functions that compute what the LoRA layers do, with one matrix each."""
+class _Merged(NamedTuple):
+    """A function that computes what a LoRA layer does, with one matrix."""
 
-    versions: list[int]
-    forwards: list[Callable[[Tensor], Tensor]]
+    version: tuple[int, int]
+    """Changes whenever a number of the adapter does."""
+    forward: Callable[[Tensor], Tensor]
 
 
 def _merge(module: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:

@@ -132,13 +132,13 @@ def train_layerwise(
         with torch.no_grad():
             for batch in every:
                 batch.run_query(index)
-        adapters.use(PHI)
         if index > num_trained:
             yield _train_layer(
                 adapters, train_batches, validation_batches, index, epochs, learning_rate, optimiser, seed, on_step
             )
         adapters.train_only(())
         with torch.no_grad():
+            adapters.use(PHI)
             for batch in every:
                 batch.state_BKD = batch.run_tokens(index)
 
@@ -154,7 +154,7 @@ def _train_layer(
     seed: int,
     on_step: Callable[[int, float], None],
 ) -> LayerReport:
-    untrained = _mean_loss(validation, index)
+    untrained = _mean_loss(adapters, validation, index)
     parameters = adapters.parameters(PHI, layers=range(index - 1, index))
     adapters.train_only(parameters)
     optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=epochs * len(train), kind=kind)
@@ -163,17 +163,19 @@ def _train_layer(
     for _ in range(epochs):
         losses = []
         for batch in shuffler.sample(train, len(train)):
+            adapters.use(PHI)
             losses.append(optimiser.step(batch.loss(index)))
             on_step(index, losses[-1])
     return LayerReport(
         layer=index,
         train_loss=sum(losses) / len(losses),
-        validation_loss=_mean_loss(validation, index),
+        validation_loss=_mean_loss(adapters, validation, index),
         untrained_loss=untrained,
     )
 
 
 @torch.no_grad()
-def _mean_loss(batches: list[_Batch], index: int) -> float:
+def _mean_loss(adapters: Adapters, batches: list[_Batch], index: int) -> float:
+    adapters.use(PHI)
     total = sum(batch.loss(index).item() * len(batch.mask_BK) for batch in batches)
     return total / sum(len(batch.mask_BK) for batch in batches)
