@@ -111,7 +111,7 @@ def test_internalisation_goes_from_the_whole_chain_to_none(llama: Theta) -> None
     assert [lesson.answer for lesson in lessons(training, 0)] == [
         [*each.chain, *marker, *each.answer] for each in found.problems
     ]
-    assert all(sum(later) < sum(earlier) for earlier, later in pairwise(left))
+    assert all(sum(later) < sum(earlier) for earlier, later in pairwise(left[:7]))
     shortest = [len(marker) + len(each.answer) for each in found.problems]
     assert left[6] == left[7] == shortest
     assert training.optimiser.restarts == [2 * epoch for epoch in range(7)]
