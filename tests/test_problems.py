@@ -105,7 +105,6 @@ def test_embedded_problems_without_a_limit_are_4000_and_1000() -> None:
 # Files
 
 
-@pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not there")
 def test_test_problems_may_be_longer_than_any_that_training_saw() -> None:
     problems = load_test(DataConfig(), limit=12, seed=0, steps=(9, 10))
     assert {problem.num_steps for problem in problems} == {9, 10}
@@ -119,6 +118,7 @@ def test_a_files_test_problems_are_chosen_by_their_steps(tmp_path: Path) -> None
         load_test(config, limit=None, seed=0, steps=(7, 9))
 
 
+@pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not there")
 def test_gsm8ks_own_file_needs_no_settings() -> None:
     loaded = load_training(DataConfig(source=str(GSM8K), limit=None))
     assert (len(loaded.train), len(loaded.validation), loaded.notes) == (7273, 200, [])
