@@ -13,7 +13,7 @@ from conftest import shaken
 from ccot_cli.config import BaselineName, DecodingConfig, TrainPsiConfig
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.word_problems import generate
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
@@ -146,8 +146,9 @@ def test_latent_thoughts_are_final_normed_states_fed_back(theta: Theta) -> None:
     adapters = shaken(theta, PSI)
     [query, *_], marker, answer = QUERIES, [14], [20, 21]
     adapters.merges = False
+    adapters.train_only(adapters.names(PSI))
     adapters.use(PSI)
-    embedding, embeds = theta.model.get_input_embeddings(), None
+    embedding = theta.model.get_input_embeddings()
     embeds = embedding(torch.tensor([query]))
     for _ in range(3):
         # transformers' last hidden state is behind the final norm.
@@ -160,22 +161,21 @@ def test_latent_thoughts_are_final_normed_states_fed_back(theta: Theta) -> None:
     sequence = CoconutContext(theta, adapters).read([0], [row]).sequence
     found = answer_loss(theta, adapters, sequence, [marker], [answer])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    # The answer teaches through all thoughts and the query, as in the model's own forward pass.
+    weights = list(adapters.parameters(PSI).values())
+    for ours, theirs in zip(torch.autograd.grad(found, weights), torch.autograd.grad(expected, weights), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 
 
-def test_the_answer_teaches_through_the_latent_thoughts(llama: Theta) -> None:
-    """The loss changes with the query's adapter through the thoughts alone, where the answer cannot see the query."""
+def test_a_curriculum_of_one_epoch_is_refused_and_of_two_ends_without_the_chain(llama: Theta) -> None:
     adapters = shaken(llama, PSI)
-    adapters.train_only(adapters.names(PSI))
-    rows = [PsiExample(query, [14], [20, 21], 2) for query in QUERIES]
-    sequence = CoconutContext(llama, adapters).read(range(3), rows).sequence
-    sequence.mask_BS = sequence.mask_BS.clone()
-    sequence.mask_BS[:, : max(map(len, QUERIES))] = False
-    for layer in range(llama.num_layers):
-        keys, _ = sequence.keys_values(layer)
-        assert keys.requires_grad
-    loss = answer_loss(llama, adapters, sequence, [row.start for row in rows], [row.answer for row in rows])
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert all(each.grad is not None and each.grad.abs().max() > 0 for each in adapters.parameters(PSI).values())
+    found = course(llama, adapters, epochs=2)
+    for method in (Coconut, ImplicitCot):
+        with pytest.raises(UsageError, match="two epochs"):
+            method().training(course(llama, adapters, epochs=1))
+        marker = llama.encoder.answer_marker
+        answers = [[*marker, *each.answer] for each in found.problems]
+        assert [each.answer for each in lessons(method().training(found), 1)] == answers
 
 
 # Pause tokens

@@ -303,3 +303,9 @@ def test_bench_speaks_in_every_format(capsys: pytest.CaptureFixture[str]) -> Non
     assert {each["name"] for each in json.loads(out)["ratios"]} >= {"generate / cot", "cot / ccot 0.1"}
     _, err = output(capsys, "bench", "--shape", "16x500", code=2)
     assert "--shape 16x512" in err
+
+
+def test_a_method_with_a_ratio_of_its_own_needs_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output(capsys, "precompute")
+    out, _ = output(capsys, "train-baseline", "direct", "--ratio", "0")
+    assert out.startswith("direct: validation accuracy")

@@ -2,12 +2,20 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line
-from ccot_cli.cli.options import HOW, WHAT, DeviceOption, RatioOption, WorkspaceOption, between_zero_and_one
+from ccot_cli.cli.options import (
+    HOW,
+    WHAT,
+    DeviceOption,
+    RatioOption,
+    TableFormatOption,
+    WorkspaceOption,
+    between_zero_and_one,
+)
 from ccot_cli.cli.tables import Style, Table, inverse, render
 from ccot_cli.config import Settings, override
 from ccot_cli.workspace import Workspace
@@ -46,10 +54,7 @@ def bench(
     answer: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=WHAT)] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.", rich_help_panel=HOW)] = 5,
     device: DeviceOption = None,
-    format: Annotated[
-        Literal["text", "markdown", "latex", "json"],
-        typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW),
-    ] = "text",
+    format: TableFormatOption = "text",
 ) -> None:
     """Time contemplation tokens against the explicit chain and transformers' generate.
 

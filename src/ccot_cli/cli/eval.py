@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from ccot_cli.cli.options import (
     RatioOption,
     SeedOption,
     StepsOption,
+    TableFormatOption,
     WorkspaceOption,
 )
 from ccot_cli.cli.tables import Style, render, tables_of
@@ -64,10 +65,7 @@ def evaluate(
             "--plot", metavar="FILE", help="Draw accuracy against time into a .png or .svg.", rich_help_panel=WHERE
         ),
     ] = None,
-    format: Annotated[
-        Literal["text", "markdown", "latex", "json"],
-        typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW),
-    ] = "text",
+    format: TableFormatOption = "text",
 ) -> None:
     """Measure accuracy and seconds per question of every trained method, against the explicit chain.
 

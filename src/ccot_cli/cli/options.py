@@ -89,6 +89,11 @@ FormatOption = Annotated[
     Literal["text", "json"], typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW)
 ]
 
+TableFormatOption = Annotated[
+    Literal["text", "markdown", "latex", "json"],
+    typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW),
+]
+
 
 def find_workspace(explicit: Path | None) -> Workspace:
     """The workspace that a command works on.

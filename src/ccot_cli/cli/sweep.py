@@ -1,16 +1,16 @@
 """Run the stages over a grid of settings."""
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line
 from ccot_cli.cli.options import (
-    HOW,
     WHAT,
     DeviceOption,
     RatioOption,
+    TableFormatOption,
     WorkspaceOption,
     between_zero_and_one,
     resolve,
@@ -46,10 +46,7 @@ def sweep(
         typer.Option("--seed", metavar="N", help="Seed of selection and training.", rich_help_panel=WHAT),
     ] = None,
     device: DeviceOption = None,
-    format: Annotated[
-        Literal["text", "markdown", "latex", "json"],
-        typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW),
-    ] = "text",
+    format: TableFormatOption = "text",
 ) -> None:
     """Score, train-phi and train-psi over a grid, compared on validation; every option may be repeated.
 

@@ -47,11 +47,10 @@ def train_baseline(
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)
-    ratios = between_zero_and_one(ratio, settings)
-    from ccot_cli.stages.train_baseline import has_ratios, run
+    from ccot_cli.stages.train_baseline import own_ratio, run
 
-    if not has_ratios(method):
-        ratios = ratios[:1]
+    own = own_ratio(method)
+    ratios = between_zero_and_one(ratio, settings) if own is None else [own]
     progress = TerminalProgress()
     results = []
     for each in ratios:
@@ -61,7 +60,7 @@ def train_baseline(
             progress.say("ready already; nothing to do")
         if format == "text":
             print_line(
-                f"{method}{f' at r = {each:f}' if has_ratios(method) else ''}: validation accuracy"
+                f"{method}{f' at r = {each:f}' if own is None else ''}: validation accuracy"
                 f" {result.validation_accuracy:.3f} on {result.num_validation:,} problems after"
                 f" {result.num_steps:,} steps, {result.mean_tokens:.1f} tokens before the answer"
             )

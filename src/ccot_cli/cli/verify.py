@@ -18,7 +18,7 @@ def verify(workspace: WorkspaceOption = None, format: FormatOption = "text") -> 
     damaged: list[dict[str, str]] = []
     num_files = 0
     names = [(stage, key) for stage in STAGES for key in found.finished(stage)]
-    with progress.task("files", total=None, unit="artifacts") as advance:
+    with progress.task("checking", total=len(names), unit="artifacts") as advance:
         for stage, key in names:
             try:
                 artifact = found.artifact(stage, key)

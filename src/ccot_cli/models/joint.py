@@ -5,8 +5,7 @@ leave φ helpless before its own errors. Here every layer learns at once: first 
 pass, then from rollouts in which fewer and fewer inputs are gold (scheduled sampling; Bengio et al., 2015), and last
 from what φ itself has generated alone. A rollout is made without gradients, and its inputs are then run in one parallel
 pass: with gradients through the recurrence, training took away what gold inputs had taught (`through_rollout` has them
-nonetheless). The loss compares indices l..L only, so what is below l may compute as
-it likes.
+nonetheless). The loss compares indices l..L only, so what is below l may compute as it likes.
 
 Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I all indices 0..L, D width.
 """

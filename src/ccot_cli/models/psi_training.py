@@ -100,7 +100,7 @@ class Context(Protocol):
 
 @dataclass(frozen=True)
 class QueryContext:
-    """No contemplation tokens: ψ reads the query itself, which is plain fine-tuning."""
+    """ψ reads the query itself, which is plain fine-tuning; what else it reads, if anything, is under ψ too."""
 
     theta: Theta
     adapters: Adapters
@@ -111,7 +111,12 @@ class QueryContext:
 
     def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
         queries, depth = [example.query for example in batch], self.theta.num_layers
-        return Read(encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)[0])
+        sequence, last_BD = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
+        self.append(sequence, last_BD, [example.num_tokens for example in batch])
+        return Read(sequence)
+
+    def append(self, sequence: Sequence, last_BD: Tensor, counts: Rows[int]) -> None:
+        """Put a number of tokens behind each query, whose last state at index L is given, under ψ; here none."""
 
 
 @dataclass(frozen=True)

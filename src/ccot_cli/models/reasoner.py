@@ -100,7 +100,7 @@ def reply_in_parts(reasoner: Reasoner, questions: Rows[str]) -> tuple[list[Reply
     """
     try:
         return reasoner.reply(questions)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
         if len(questions) == 1:

@@ -173,7 +173,7 @@ def _reasoners(methods: Methods, names: Rows[str], ratios: Rows[Decimal], has_co
 
 
 def _pairs(rows: list[Row], marks: list[list[bool]]) -> list[Pair]:
-    """Every method against answering at once, and against the CCoT that is nearest to it in tokens."""
+    """Every method against answering at once; and against CCoT, where it has the same ratio or one of its own."""
     pairs = []
     for other in range(len(rows)):
         if rows[other].method not in ("direct", "ccot"):

@@ -89,9 +89,9 @@ class Methods:
     def _entries(self, names: Rows[str]) -> Iterator[Entry]:
         for ratio in self.folders:
             yield Entry(ratio, CCOT, partial(self.load, ratio))
-        for key, folder in self.baselines.items():
+        for folder in self.baselines.values():
             method = Method.load(folder)
-            yield Entry(Decimal(method.ratio), method.name, partial(self._load, self.baselines[key]))
+            yield Entry(Decimal(method.ratio), method.name, partial(self._load, folder))
         if "cot" not in self.baselines:
             yield Entry(Decimal(1), "cot", self._chain)
         for name in PROMPTING:

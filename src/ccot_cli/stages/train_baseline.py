@@ -34,14 +34,14 @@ class TrainBaselineResult:
     was_ready: bool = False
 
 
-def has_ratios(method: BaselineName) -> bool:
-    """Whether it has as many tokens as CCoT, at any ratio; otherwise it has a ratio of its own."""
-    return BASELINES[method].ratio is None
+def own_ratio(method: BaselineName) -> Decimal | None:
+    """The method's own; None where it has as many tokens as CCoT, at any ratio."""
+    return BASELINES[method].ratio
 
 
 def key_of(method: BaselineName, ratio: Decimal) -> str:
     """`direct`, or `pause-r0.10` where the method comes in ratios."""
-    return f"{method}-{ratio_name(ratio)}" if has_ratios(method) else method
+    return f"{method}-{ratio_name(ratio)}" if own_ratio(method) is None else method
 
 
 def run(
@@ -81,20 +81,20 @@ def _train(
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
     stored = precompute.read_problems(source)
     baseline = BASELINES[name]()
-    own_ratio = ratio if baseline.ratio is None else baseline.ratio
+    ratio = ratio if baseline.ratio is None else baseline.ratio
     problems = [theta.encoder.problem(item.problem) for item in stored if not item.is_validation]
-    course = Course(theta, adapters, problems, own_ratio, chosen)
-    training, label = baseline.training(course), f"{name} at r = {ratio:f}" if has_ratios(name) else name
+    course = Course(theta, adapters, problems, ratio, chosen)
+    training, label = baseline.training(course), f"{name} at r = {ratio:f}" if baseline.ratio is None else name
     train_loss = take_steps(training, build, label=label, checkpoint_steps=chosen.checkpoint_steps, progress=progress)
     adapters.train_only(())
     adapters.save(PSI, build.folder)
     baseline.save(build.folder)
-    Method(name, f"{own_ratio:f}", num_tokens=baseline.num_tokens(course)).save(build.folder)
+    Method(name, f"{ratio:f}", num_tokens=baseline.num_tokens(course)).save(build.folder)
     held_out = [item.problem for item in stored if item.is_validation]
     accuracy, mean_tokens = validate(theta, adapters, build.folder, held_out, settings, progress)
     return TrainBaselineResult(
         method=name,
-        ratio=f"{own_ratio:f}",
+        ratio=f"{ratio:f}",
         num_steps=training.optimiser.step_count,
         train_loss=train_loss,
         num_validation=len(held_out),

@@ -13,11 +13,15 @@ from typing import ClassVar
 
 from ccot_cli.config import BaselineName, DecodingConfig, TrainPsiConfig
 from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.psi_training import Context, Lessons, PsiExample, PsiTraining, QueryContext
 from ccot_cli.models.reasoner import Method, Reasoner, Traits
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.select import num_kept
+
+LAST_SHARE = 0.25
+"""Share of a curriculum's epochs in which nothing of the chain is left."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,23 @@ class Course:
         """k = ceil(r m) of the mean chain: how long a question's own would have been is not known when it is asked."""
         mean = round(sum(len(each.chain) for each in self.problems) / len(self.problems))
         return num_kept(self.ratio, mean) if self.ratio else 0
+
+    @property
+    def num_falling(self) -> int:
+        """Epochs of a curriculum until nothing of the chain is left; the last quarter of them all, and one at least, is
+        left for that.
+
+        Raises:
+            UsageError: where there is one epoch only, so that the curriculum would never come to its end.
+        """
+        epochs = self.chosen.epochs
+        if epochs < 2:
+            raise UsageError("a curriculum needs two epochs at least: with the chain and without it", fix="--epochs 8")
+        return min(epochs - 1, max(1, round((1 - LAST_SHARE) * epochs)))
+
+    def num_removed(self, epoch: int, most: int) -> int:
+        """How many of a chain's parts are gone in an epoch: none in the first, all when it has fallen."""
+        return most if epoch >= self.num_falling else epoch * most // self.num_falling
 
     def answers(self, num_tokens: int) -> list[PsiExample]:
         """The answer, asked for with <ANS> after as many tokens of the method's own."""

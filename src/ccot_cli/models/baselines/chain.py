@@ -64,15 +64,12 @@ class ImplicitCot(ChainBaseline):
     ratio = Decimal(0)
     SMOOTHING = 4.0
     """Decay of the chance that one more token is removed, and another, ... (the published lambda)."""
-    LAST_SHARE = 0.25
-    """Share of the epochs in which nothing of the chain is left."""
 
     def training(self, course: Course) -> PsiTraining:
-        longest, epochs = max(len(each.chain) for each in course.problems), course.chosen.epochs
-        falling = max(1, round((1 - self.LAST_SHARE) * epochs))
+        longest = max(len(each.chain) for each in course.problems)
 
         def lessons(epoch: int) -> list[PsiExample]:
-            removed = longest if epoch >= falling else epoch * longest // falling
+            removed = course.num_removed(epoch, longest)
             draw = random.Random(f"{course.chosen.seed}/{epoch}")
             # The first epoch's chains are whole, and what is all gone cannot be removed further.
             extra = [int(draw.expovariate(self.SMOOTHING)) if epoch else 0 for _ in course.problems]
@@ -81,4 +78,4 @@ class ImplicitCot(ChainBaseline):
                 for each, more in zip(course.problems, extra, strict=True)
             ]
 
-        return course.training(lessons, stages=range(1, falling + 1))
+        return course.training(lessons, stages=range(1, course.num_falling + 1))

@@ -13,22 +13,20 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ccot_cli.models.adapters import PSI, Adapters
+from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.baselines.chain import written
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import encode_query, feed_back
-from ccot_cli.models.psi_training import PsiExample, PsiTraining, Read
+from ccot_cli.models.phi import feed_back
+from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext
 from ccot_cli.models.reasoner import ChainReasoner, Traits
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import first_columns
 
 THOUGHTS = 2
 """Latents that replace one step (the published c)."""
-LAST_SHARE = 0.25
-"""Share of the epochs in which nothing of the chain is left."""
 
 
 def add_thoughts(theta: Theta, sequence: Sequence, last_BD: Tensor, counts: Rows[int]) -> None:
@@ -48,21 +46,11 @@ def add_thoughts(theta: Theta, sequence: Sequence, last_BD: Tensor, counts: Rows
 
 
 @dataclass(frozen=True)
-class CoconutContext:
-    """What ψ learns to write from: the query and latent thoughts, all under ψ, gradients through both."""
+class CoconutContext(QueryContext):
+    """What ψ learns to write from: the query and latent thoughts, gradients through both."""
 
-    theta: Theta
-    adapters: Adapters
-
-    @property
-    def trained(self) -> dict[str, nn.Parameter]:
-        return {}
-
-    def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
-        queries, depth = [example.query for example in batch], self.theta.num_layers
-        sequence, last_BD = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
-        add_thoughts(self.theta, sequence, last_BD, [example.num_tokens for example in batch])
-        return Read(sequence)
+    def append(self, sequence: Sequence, last_BD: Tensor, counts: Rows[int]) -> None:
+        add_thoughts(self.theta, sequence, last_BD, counts)
 
 
 @dataclass
@@ -91,10 +79,9 @@ class Coconut(Baseline):
     def training(self, course: Course) -> PsiTraining:
         lines = [course.theta.encoder.lines(each.chain) for each in course.problems]
         self._most = 1 + max(each[-1] for each in lines)
-        falling = max(1, round((1 - LAST_SHARE) * course.chosen.epochs))
 
         def stage(epoch: int) -> int:
-            return self._most if epoch >= falling or not self._is_staged else epoch * self._most // falling
+            return course.num_removed(epoch, self._most) if self._is_staged else self._most
 
         def lessons(epoch: int) -> list[PsiExample]:
             # A shorter chain gets as many thoughts as the longest: how many steps a question takes is not known when it

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from ccot_cli.config import BaselineName
 from ccot_cli.errors import CorruptError
-from ccot_cli.models.adapters import PSI, Adapters
+from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.phi import encode_query
-from ccot_cli.models.psi_training import PsiExample, PsiTraining, Read
+from ccot_cli.models.psi_training import PsiTraining, QueryContext
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import first_columns
@@ -48,11 +48,9 @@ def add_pauses(theta: Theta, sequence: Sequence, pause_1D: Tensor, counts: Rows[
 
 
 @dataclass(frozen=True)
-class PauseContext:
-    """What ψ learns to decode from: the query and the pause tokens, all under ψ."""
+class PauseContext(QueryContext):
+    """What ψ learns to decode from: the query and the pause tokens."""
 
-    theta: Theta
-    adapters: Adapters
     pause_1D: Tensor
     """Learns where it is a parameter."""
 
@@ -60,11 +58,8 @@ class PauseContext:
     def trained(self) -> dict[str, nn.Parameter]:
         return {"pause": self.pause_1D} if isinstance(self.pause_1D, nn.Parameter) else {}
 
-    def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
-        depth, queries = self.theta.num_layers, [example.query for example in batch]
-        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
-        add_pauses(self.theta, sequence, self.pause_1D, [example.num_tokens for example in batch])
-        return Read(sequence)
+    def append(self, sequence: Sequence, last_BD: Tensor, counts: Rows[int]) -> None:
+        add_pauses(self.theta, sequence, self.pause_1D, counts)
 
 
 def fresh_pause(theta: Theta) -> nn.Parameter:
