@@ -80,3 +80,17 @@ def test_a_shape_that_is_none_is_refused(text: str) -> None:
 def test_the_paper_s_model_has_its_size() -> None:
     layers, width, inner, _, vocabulary = read_shape("llama2-7b")
     assert layers * (4 * width**2 + 3 * width * inner) + 2 * vocabulary * width == pytest.approx(6.74e9, rel=1e-3)
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="2 layers"):
+        bench.run(
+            Settings(),
+            shape="2x64",
+            ratios=RATIOS,
+            batches=[1],
+            lengths=LENGTHS,
+            layer=3,
+            repeats=1,
+            progress=Progress(),
+        )

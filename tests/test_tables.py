@@ -79,9 +79,10 @@ def test_every_method_has_its_letter_at_its_height() -> None:
     assert lines[-1].strip().split("   ") == ["a direct", "b ccot 0.1", "c pause 0.1", "d cot"]
 
 
-def test_methods_in_one_place_are_all_shown() -> None:
-    same = [row(name, 0.1, 0.5, 0.01) for name in ("one", "two", "three")]
-    drawn = frontier({**RESULT, "rows": same})
+@pytest.mark.parametrize("seconds", [0.001, 0.0123, 0.1])
+def test_methods_in_one_place_are_all_shown(seconds: float) -> None:
+    same = [row(name, 0.1, 0.5, seconds) for name in ("one", "two", "three")]
+    drawn = frontier({**RESULT, "rows": [*same, row("first", 0, 0, 0.001), row("last", 0, 0, 0.1)]})
     assert all(letter in drawn.split("└")[0] for letter in "abc")
 
 

@@ -19,10 +19,9 @@ def frontier(result: dict[str, Any]) -> str:
     for number, row in enumerate(rows):
         column = round((log10(row["seconds_median"]) - low) / (high - low) * (WIDTH - 1))
         line = HEIGHT - 1 - round(row["accuracy"] * (HEIGHT - 1))
-        # Where two meet, the later one moves aside.
-        while grid[line][column] != " " and column < WIDTH - 1:
-            column += 1
-        grid[line][column] = _letter(number)
+        # Where two meet, the later one moves to the nearest free place.
+        free = [place for place in range(WIDTH) if grid[line][place] == " "]
+        grid[line][min(free, key=lambda place: (abs(place - column), -place))] = _letter(number)
     lines = ["Exact match against seconds per question (logarithmic)"]
     for number, cells in enumerate(grid):
         share = 1 - number / (HEIGHT - 1)

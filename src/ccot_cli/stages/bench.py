@@ -17,6 +17,7 @@ import torch
 from transformers import GenerationConfig
 
 from ccot_cli.config import Settings
+from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.phi import contemplate, encode_query
 from ccot_cli.models.psi import decode
@@ -105,7 +106,7 @@ def run(
         layer: Autoregressive layer l; half the depth by default.
 
     Raises:
-        UsageError: for a shape or a model that cannot be had.
+        UsageError: for a shape or a model that cannot be had, or a layer that it does not have.
     """
     if shape:
         device = resolve_device(settings.model.device)
@@ -113,7 +114,9 @@ def run(
         theta = random_theta(shape, device=device, dtype=dtype)
     else:
         theta = load_theta(settings.model)
-    layer = layer or theta.num_layers // 2
+    layer = layer or max(1, theta.num_layers // 2)
+    if layer > theta.num_layers:
+        raise UsageError(f"{theta.name} has {theta.num_layers} layers", fix=f"--layer {theta.num_layers} or below")
     adapters = _adapters(theta, settings)
     timings: list[Timing] = []
     found: list[Ratio] = []
