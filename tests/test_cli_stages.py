@@ -268,6 +268,9 @@ def test_methods_are_chosen_by_name_and_shown_in_every_format(
     assert "| ccot | 10x |" in out
     _, err = output(capsys, "eval", "--methods", "pause", code=3)
     assert "ccot train-baseline pause" in err
+    _, err = output(capsys, "eval", "--methods", "paws", code=2)
+    assert "no method 'paws'" in err
+    assert "ccot, direct, cot, pause" in err
 
 
 def test_a_picture_is_drawn_where_it_is_asked_for(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,17 +10,17 @@ from typing import NamedTuple, get_args
 
 from ccot_cli.config import EMBEDDED, DataConfig, PromptingName, Settings, ratio_name
 from ccot_cli.data.problems import Problem, load_training
-from ccot_cli.errors import MissingError
+from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.baselines.prompting import prompted
-from ccot_cli.models.loading import load_reasoner
+from ccot_cli.models.loading import BASELINES, load_reasoner
 from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
 from ccot_cli.stages import precompute, score, train_baseline, train_psi
 from ccot_cli.workspace import Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
-CCOT = "ccot"
+CCOT, ALL = "ccot", "all"
 PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
 
 
@@ -68,10 +68,16 @@ class Methods:
             ratios: All by default.
 
         Raises:
+            UsageError: for a name that is no method's.
             MissingError: where one that was asked for was not trained.
         """
-        if "all" in names:
-            return self.entries((), ratios) if ratios else sorted(self._entries(PROMPTING), key=_place)
+        for name in names:
+            if name not in (ALL, CCOT, *BASELINES, *PROMPTING):
+                known = ", ".join((CCOT, *BASELINES, *PROMPTING))
+                raise UsageError(f"there is no method {name!r}", fix=f"--methods {ALL}, or some of {known}")
+        if ALL in names:
+            every = sorted(self._entries(PROMPTING), key=_place)
+            return [each for each in every if not ratios or each.ratio in ratios]
         entries = sorted(self._entries(names), key=_place)
         for ratio in ratios:
             if all(entry.ratio != ratio for entry in entries) and (not names or CCOT in names):
