@@ -215,6 +215,45 @@ def test_the_papers_recipe_trains_layer_by_layer(make_run: MakeRun) -> None:
     assert run.train_psi().num_steps == 3
 
 
+def test_phi_goes_on_from_the_phi_of_another_ratio(make_run: MakeRun) -> None:
+    run, wider = make_run(), Decimal("0.2")
+    run.precompute()
+    for ratio in (RATIO, wider):
+        score.run(run.workspace, run.settings, ratio, progress=Progress())
+    run.train_phi()
+    # A rate this small leaves it where it starts.
+    changes = {"train_phi.start": "r0.10", "train_phi.learning_rate": 1e-12}
+    settings = override(run.settings, changes)
+    train_phi.run(run.workspace, settings, wider, progress=Progress())
+    before, after = (tensors_of(run.workspace.folder("train-phi", key)) for key in ("r0.10", "r0.20"))
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+    assert run.workspace.state("train-phi", "r0.20", settings).name == "ready"
+    # Another φ to start from makes what was started from it stale.
+    run.train_phi()
+    again = override(run.settings, {"train_phi.seed": 5})
+    train_phi.run(run.workspace, again, RATIO, progress=Progress())
+    assert run.workspace.state("train-phi", "r0.20", settings).name == "stale"
+
+
+def test_a_start_that_cannot_be_is_refused(make_run: MakeRun) -> None:
+    run = make_run(**{"train_phi.start": "r0.20"})
+    run.precompute()
+    run.score()
+    with pytest.raises(MissingError, match="train-phi"):
+        run.train_phi()
+    itself = override(run.settings, {"train_phi.start": "r0.10"})
+    with pytest.raises(UsageError, match="itself"):
+        train_phi.run(run.workspace, itself, RATIO, progress=Progress())
+    other_rank = override(run.settings, {"train_phi.start": None, "train_phi.lora_rank": 2})
+    train_phi.run(run.workspace, other_rank, RATIO, progress=Progress())
+    score.run(run.workspace, run.settings, Decimal("0.2"), progress=Progress())
+    with pytest.raises(UsageError, match="lora_rank 2, not 4"):
+        train_phi.run(
+            run.workspace, override(run.settings, {"train_phi.start": "r0.10"}), Decimal("0.2"), progress=Progress()
+        )
+
+
 @pytest.mark.parametrize("scorer", ["linear", "mlp"])
 def test_the_learned_selector_gives_the_same_tokens_from_all_indices_or_one(make_run: MakeRun, scorer: str) -> None:
     changes = {"score.selector": "learned", "score.scorer": scorer, "score.scorer_steps": 3}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccot_cli.tensors.select import POSITIONAL, best_of_each, even, max_contemplation, num_kept, overlap
+from ccot_cli.tensors.select import POSITIONAL, best_of_each, even, max_contemplation, num_kept, num_rounds, overlap
 
 RATIOS = st.decimals(min_value=Decimal("0.01"), max_value=1, places=3).filter(lambda ratio: ratio > 0)
 LENGTHS = st.integers(min_value=1, max_value=400)
@@ -69,24 +69,40 @@ def test_random_positions_depend_on_the_seed_alone() -> None:
     assert draw(1) != draw(2)
 
 
-def test_segments_give_their_choices_in_whole_rounds_and_the_chains_end_gets_the_rest() -> None:
+def test_every_segment_gives_as_many_tokens_and_the_chains_end_gets_the_rest() -> None:
     scores = torch.tensor([1.0, 9.0, 2.0, 5.0, 7.0, 8.0, 3.0, 3.0, 0.0])
     segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert best_of_each(scores, segments, 2) == [5, 7]
-    assert best_of_each(scores, segments, 3) == [1, 5, 7]
-    assert best_of_each(scores, segments, 4) == [1, 5, 7, 8]
-    assert best_of_each(scores, segments, 5) == [1, 5, 6, 7, 8]
+    assert best_of_each(scores, segments, 3, rounds=1) == [1, 5, 7]
+    assert best_of_each(scores, segments, 4, rounds=1) == [1, 5, 7, 8]
+    assert best_of_each(scores, segments, 5, rounds=1) == [1, 5, 6, 7, 8]
+    assert best_of_each(scores, segments, 6, rounds=1) == [1, 4, 5, 6, 7, 8]
+    assert best_of_each(scores, segments, 9, rounds=1) == list(range(9))
     # The second round: two before the middle segment's best, the better-scored others elsewhere.
-    assert best_of_each(scores, segments, 6) == [1, 2, 3, 5, 6, 7]
-    assert best_of_each(scores, segments, 7) == [1, 2, 3, 5, 6, 7, 8]
-    assert best_of_each(scores, segments, 9) == list(range(9))
+    assert best_of_each(scores, segments, 6, rounds=2) == [1, 2, 3, 5, 6, 7]
+    assert best_of_each(scores, segments, 7, rounds=2) == [1, 2, 3, 5, 6, 7, 8]
+
+
+def test_where_tokens_do_not_suffice_the_segments_nearer_the_answer_give_first() -> None:
+    scores = torch.tensor([1.0, 9.0, 2.0, 5.0, 7.0, 8.0, 3.0, 3.0, 0.0])
+    segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert best_of_each(scores, segments, 2, rounds=1) == [5, 7]
+    assert best_of_each(scores, segments, 4, rounds=2) == [1, 5, 6, 7]
 
 
 def test_segments_of_unlike_lengths_give_what_they_have() -> None:
     scores = torch.tensor([1.0, 9.0, 2.0, 5.0])
-    assert best_of_each(scores, [0, 1, 1, 1], 2) == [0, 1]
-    assert best_of_each(scores, [0, 1, 1, 1], 3) == [0, 1, 3]
-    assert best_of_each(scores, [0, 1, 1, 1], 4) == [0, 1, 2, 3]
+    assert best_of_each(scores, [0, 1, 1, 1], 2, rounds=2) == [0, 1]
+    assert best_of_each(scores, [0, 1, 1, 1], 3, rounds=2) == [0, 1, 3]
+    assert best_of_each(scores, [0, 1, 1, 1], 4, rounds=2) == [0, 1, 2, 3]
+
+
+@given(ratio=RATIOS, num_segments=st.integers(1, 50), length=st.integers(1, 40))
+def test_all_segments_can_give_as_many_tokens_as_the_ratio_allows(
+    ratio: Decimal, num_segments: int, length: int
+) -> None:
+    rounds = num_rounds(ratio, num_segments * length, num_segments)
+    assert rounds == 1 or rounds * num_segments <= num_kept(ratio, num_segments * length)
+    assert rounds + 1 > ratio * length
 
 
 @given(num_chain=LENGTHS, ratio=RATIOS, seed=st.integers(0, 99))
@@ -95,7 +111,7 @@ def test_selection_by_score_returns_k_different_positions_in_reading_order(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores, breaks = torch.rand(num_chain, generator=generator), torch.rand(num_chain, generator=generator) < 0.1
-    positions = best_of_each(scores, breaks.cumsum(0).tolist(), num_kept(ratio, num_chain))
+    positions = best_of_each(scores, breaks.cumsum(0).tolist(), num_kept(ratio, num_chain), rounds=seed % 3 + 1)
     assert positions == sorted(set(positions))
     assert len(positions) == num_kept(ratio, num_chain)
 

@@ -192,6 +192,8 @@ class TrainPhiConfig(Section):
     """The highest step size."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes; layerwise does after every layer."""
+    start: str | None = None
+    """Key of a φ to go on from, such as r0.10; a fresh adapter when absent."""
     seed: int = 0
     """Seed of the order of problems and of the adapter."""
 

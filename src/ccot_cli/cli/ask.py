@@ -46,6 +46,14 @@ def ask(
             rich_help_panel=WHAT,
         ),
     ] = Decimal("0.1"),
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="ccot, or what it is compared with: direct, pause, cot, ... (trained: 'ccot status').",
+            rich_help_panel=WHAT,
+        ),
+    ] = "ccot",
     input: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +70,7 @@ def ask(
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --ratio 0.1
+    ccot ask "Mia has 12 pens. Mia buys 7 more. How many are there?" --method pause
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     """
     if question is not None and input is not None:
@@ -72,13 +81,13 @@ def ask(
     settings = override(found.settings if found else Settings(), {} if device is None else {"model.device": device})
     from ccot_cli.stages.ask import Asker
 
-    asker = Asker(found, settings, ratio)
+    asker = Asker(found, settings, ratio, method)
     if input is None:
         [result] = asker.answer([asker.check(single)])
         if format == "json":
             print_json(_shown(result))
             return
-        if ratio == 1:
+        if result.text != result.answer:
             print_note(result.text)
         print_line(result.answer)
         return

@@ -39,6 +39,10 @@ def train_phi(
         typer.Option(min=0, metavar="N", help="Passes from gold inputs, before the rollouts.", rich_help_panel=HOW),
     ] = None,
     epochs: EpochsOption = None,
+    start: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Key of a φ to go on from, such as r0.10.", rich_help_panel=HOW),
+    ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     format: FormatOption = "text",
@@ -48,12 +52,14 @@ def train_phi(
     ccot train-phi --ratio 0.1
     ccot train-phi --ratio 0.05 --ratio 0.1 --layer 4
     ccot train-phi --schedule layerwise         (the paper's; with 'ccot score --selector even')
+    ccot train-phi --ratio 0.2 --start r0.10 --taught-epochs 0 --epochs 3
     """
     changes = {
         "train_phi.schedule": schedule,
         "train_phi.autoregressive_layer": layer,
         "train_phi.taught_epochs": taught_epochs,
         "train_phi.epochs": epochs,
+        "train_phi.start": start,
         "train_phi.seed": seed,
         "model.device": device,
     }

@@ -8,7 +8,7 @@ from decimal import Decimal
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
 from ccot_cli.models.reasoner import Reasoner, reply_in_parts
-from ccot_cli.stages.methods import find_methods
+from ccot_cli.stages.methods import CCOT, find_methods
 from ccot_cli.workspace import Workspace
 
 
@@ -17,6 +17,7 @@ class AskResult:
     """One answered question."""
 
     answer: str
+    method: str
     ratio: float
     contemplation_tokens: int
     seconds: float
@@ -30,12 +31,14 @@ class AskResult:
 class Asker:
     """A loaded method that answers; load once, ask often."""
 
-    def __init__(self, workspace: Workspace | None, settings: Settings, ratio: Decimal) -> None:
+    def __init__(
+        self, workspace: Workspace | None, settings: Settings, ratio: Decimal, method: str = CCOT
+    ) -> None:
         methods = find_methods(workspace, settings)
         self.model = methods.theta.name
         self.longest = getattr(methods.theta.model.config, "max_position_embeddings", None)
         self.theta = methods.theta
-        self.reasoner: Reasoner = methods.load(ratio)
+        self.reasoner: Reasoner = methods.named(method, ratio)
 
     def check(self, question: str) -> str:
         """The question as it will be asked.
@@ -65,6 +68,7 @@ class Asker:
         return [
             AskResult(
                 answer=" ".join(reply.answer.split()),
+                method=self.reasoner.name,
                 ratio=float(self.reasoner.ratio),
                 contemplation_tokens=reply.num_contemplation,
                 seconds=seconds,

@@ -119,6 +119,26 @@ class Methods:
             raise self._missing(ratio)
         return self._load(self.folders[ratio])
 
+    def named(self, name: str, ratio: Decimal) -> Reasoner:
+        """A method by its name; one that has a ratio of its own does not read the other.
+
+        Raises:
+            UsageError: for a name that is no method's.
+            MissingError: where it was not trained, or not at that ratio.
+        """
+        if name == CCOT:
+            return self.load(ratio)
+        entries = self.entries((name,))
+        is_own = name in PROMPTING or train_baseline.own_ratio(name) is not None
+        fitting = [entry for entry in entries if is_own or entry.ratio == ratio]
+        if not fitting:
+            trained = ", ".join(f"{entry.ratio:f}" for entry in entries)
+            raise MissingError(
+                f"no {name} was trained for ratio {ratio:f} in {self.place} (trained: {trained})",
+                fix=f"--ratio {entries[0].ratio:f}",
+            )
+        return fitting[0].load()
+
     def _load(self, folder: Path) -> Reasoner:
         return load_reasoner(self.theta, self._adapters, folder, decoding=self.settings.decoding)
 

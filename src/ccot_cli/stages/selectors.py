@@ -14,7 +14,7 @@ from ccot_cli.models.predictive import announcements
 from ccot_cli.models.scorer import Scorer, ScorerTraining, chain_scores
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
-from ccot_cli.tensors.select import POSITIONAL, best, best_of_each, num_kept
+from ccot_cli.tensors.select import POSITIONAL, best, best_of_each, num_kept, num_rounds
 from ccot_cli.workspace import Artifact
 
 NUM_SCORED = 1000
@@ -62,9 +62,12 @@ class Selection:
         self.progress.say("looking for the tokens that announce")
         sample = self.problems[: min(self.num_train, NUM_SCORED)]
         scores_V = announcements(self.theta, sample, batch_tokens=self.settings.precompute.batch_tokens)
+        lines = [self.theta.encoder.lines(problem.chain) for problem in self.problems]
+        train = lines[: self.num_train]
+        rounds = num_rounds(self.ratio, sum(map(len, train)), sum(len(set(each)) for each in train))
         return [
-            best_of_each(scores_V[problem.chain], self.theta.encoder.lines(problem.chain), self._num_kept(problem))
-            for problem in self.problems
+            best_of_each(scores_V[problem.chain], each, self._num_kept(problem), rounds=rounds)
+            for problem, each in zip(self.problems, lines, strict=True)
         ]
 
     def _learned(self) -> list[list[int]]:

@@ -34,7 +34,7 @@ class TrainBaselineResult:
     was_ready: bool = False
 
 
-def own_ratio(method: BaselineName) -> Decimal | None:
+def own_ratio(method: str) -> Decimal | None:
     """The method's own; None where it has as many tokens as CCoT, at any ratio."""
     return BASELINES[method].ratio
 

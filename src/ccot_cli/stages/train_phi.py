@@ -59,13 +59,17 @@ def run(
         variant: Set where the settings are not the workspace's own: the end of the artifact's key.
 
     Raises:
-        MissingError: where `score` has not run for this ratio.
+        MissingError: where `score` has not run for this ratio, or the φ to go on from is not there.
+        UsageError: where the settings ask for a layer, a start or a length of training that cannot be.
     """
     key = ratio_name(ratio) + variant
     selected = workspace.require(score.STAGE, key)
     source = workspace.require(precompute.STAGE)
     config = stage_config(settings, STAGE)
     inputs = {score.STAGE: selected.manifest.fingerprint}
+    start = _start(workspace, settings.train_phi, key)
+    if start is not None:
+        inputs[start.name] = start.fingerprint
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
         return TrainPhiResult(**{**ready.manifest.summary, "was_ready": True})
     theta = score.load_matching_theta(settings, source)
@@ -78,7 +82,10 @@ def run(
     if chosen.taught_epochs + chosen.epochs == 0 or (chosen.schedule == "layerwise" and not chosen.epochs):
         raise UsageError("φ is asked to train for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
     adapters = Adapters(theta)
-    adapters.add(PHI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
+    if start is None:
+        adapters.add(PHI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
+    else:
+        adapters.load(PHI, start.path(PHI))
     examples = load_examples(theta, source, selected)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
         job = _Job(adapters, *examples, chosen, build, f"φ at r = {ratio:f}", progress)
@@ -94,6 +101,23 @@ def run(
         )
         build.summary.update(asdict(result))
     return result
+
+
+def _start(workspace: Workspace, chosen: TrainPhiConfig, key: str) -> Artifact | None:
+    """The φ to go on from, where there is to be one."""
+    if chosen.start is None:
+        return None
+    if chosen.start == key:
+        raise UsageError(f"φ of {key} cannot start from itself", fix="name another key, or none, in train_phi.start")
+    start = workspace.require(STAGE, chosen.start)
+    before = start.manifest.config["train_phi"]
+    unlike = [name for name in ("lora_rank", "lora_alpha") if before[name] != getattr(chosen, name)]
+    if unlike:
+        raise UsageError(
+            f"{start.name} was trained with {unlike[0]} {before[unlike[0]]}, not {getattr(chosen, unlike[0])}",
+            fix=f"set train_phi.{unlike[0]} to {before[unlike[0]]}",
+        )
+    return start
 
 
 @dataclass

@@ -56,30 +56,35 @@ def best(scores: Tensor, num_tokens: int) -> list[int]:
     return sorted(scores.topk(num_tokens).indices.tolist())
 
 
-def best_of_each(scores: Tensor, segments: list[int], num_tokens: int) -> list[int]:
-    """Whole rounds over the segments, and for the rest the end of the chain.
+def num_rounds(ratio: Decimal, num_tokens: int, num_segments: int) -> int:
+    """How many tokens each segment of a data set can give: r times a segment's mean length, rounded down, at least 1.
 
-    In a round every segment gives one token: its best one first, then every second token before that, the nearest
-    first (they hold what the best one is made from), then the others by score. What is left when no further round fits
-    goes to the chain's last tokens. So which token comes next can be told from those before it: a round that only some
-    segments take part in would depend on k, on the length of a chain that is not written yet. Where not even one round
-    fits, the segments nearer the answer give their best tokens: what they leave out can still be read from the query.
+    Args:
+        ratio: r.
+        num_tokens: Chain tokens of all problems.
+        num_segments: Segments of all problems.
+    """
+    return max(1, int(ratio * num_tokens / num_segments))
+
+
+def best_of_each(scores: Tensor, segments: list[int], num_tokens: int, *, rounds: int) -> list[int]:
+    """The same number of tokens from every segment, and for the rest the end of the chain.
+
+    A segment gives its best token first, then every second token before that, the nearest first (they hold what the
+    best one is made from), then the others by score. What is left of k after the rounds goes to the chain's last
+    tokens. So which token comes next can be told from those before it: a choice that hung on k would hang on the
+    length of a chain that is not written yet. Where k does not suffice, the segments nearer the answer give first.
 
     Args:
         scores: One number for each of the m chain tokens.
         segments: Which segment (a line of the chain: one reasoning step) each token belongs to, not decreasing.
         num_tokens: k.
+        rounds: How many tokens a segment gives.
     """
     ranked = [_ranked(scores, segments, segment) for segment in sorted(set(segments), reverse=True)]
-    chosen: list[int] = []
-    for rank in range(max(map(len, ranked))):
-        # A segment that has no more tokens to give takes no part.
-        given = [positions[rank] for positions in ranked if rank < len(positions)]
-        if rank and len(given) > num_tokens - len(chosen):
-            break
-        chosen += given[: num_tokens - len(chosen)]
-    left = [position for position in reversed(range(len(segments))) if position not in chosen]
-    return sorted(chosen + left[: num_tokens - len(chosen)])
+    given = [positions[rank] for rank in range(rounds) for positions in ranked if rank < len(positions)]
+    left = [position for position in reversed(range(len(segments))) if position not in given]
+    return sorted([*given, *left][:num_tokens])
 
 
 def _ranked(scores: Tensor, segments: list[int], segment: int) -> list[int]:

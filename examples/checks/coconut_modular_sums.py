@@ -1,0 +1,154 @@
+"""Does our COCONUT do what its authors' does? A small task on which the curriculum is everything.
+
+    python examples/checks/coconut_modular_sums.py                  # three seeds, minutes each on one core
+    python examples/checks/coconut_modular_sums.py --seeds 1
+
+The task: the sum of five digits modulo 10, its chain the running sums, a line each. A Llama of two layers learns to
+write the chain; then COCONUT, the class behind `ccot train-baseline coconut`, puts latent thoughts in the chain's place:
+staged, one line more with every stage (the published recipe), and unstaged, all lines from the beginning. Trained for
+the same number of steps on the same problems, the staged one should solve the task and the other should not.
+"""
+
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ccot_cli.config import TrainPsiConfig
+from ccot_cli.data.problems import Problem
+from ccot_cli.data.prompts import EncodedProblem, Encoder, Template
+from ccot_cli.data.tokenizer import train_tokenizer
+from ccot_cli.models.adapters import PSI, Adapters
+from ccot_cli.models.baselines.base import Course
+from ccot_cli.models.baselines.coconut import Coconut, CoconutReasoner
+from ccot_cli.models.blocks import Blocks
+from ccot_cli.models.gold import solution_ids
+from ccot_cli.models.optimise import Optimiser, steps_over
+from ccot_cli.models.reasoner import ChainReasoner, Reasoner
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.masks import pad_right
+
+MODULUS, NUM_DIGITS = 10, 5
+WIDTH, NUM_LAYERS = 64, 2
+THETA_STEPS, THETA_RATE = 2000, 3e-3
+COURSE = TrainPsiConfig(lora_rank=WIDTH, lora_alpha=WIDTH, epochs=16, batch_size=64, learning_rate=4e-3)
+NUM_TRAIN, NUM_TEST = 8000, 1000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Accuracies of one seed."""
+
+    seed: int
+    chain: float
+    staged: float
+    unstaged: float
+    steps: int
+    """Optimiser steps of either COCONUT."""
+    seconds: float
+
+
+def problems(seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Training and test problems; no test problem is among the others."""
+    draw = random.Random(seed)
+    tuples = draw.sample(range(MODULUS**NUM_DIGITS), NUM_TRAIN + NUM_TEST)
+    made = []
+    for number in tuples:
+        digits = [int(digit) for digit in f"{number:0{NUM_DIGITS}d}"]
+        sums = [sum(digits[: count + 1]) % MODULUS for count in range(1, NUM_DIGITS)]
+        made.append(
+            Problem(str(number), " ".join(map(str, digits)), "\n".join(map(str, sums)), str(sums[-1]))
+        )
+    return made[:NUM_TRAIN], made[NUM_TRAIN:]
+
+
+def train_theta(encoder: Encoder, encoded: list[EncodedProblem], seed: int) -> Theta:
+    """A Llama that writes the chain."""
+    torch.manual_seed(seed)
+    tokenizer = encoder.tokenizer
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    theta = Theta("modular sums", model, encoder, Blocks(model))
+    rows = [solution_ids(theta, each) for each in encoded]
+    epochs = -(-THETA_STEPS * COURSE.batch_size // len(rows))
+    optimiser = Optimiser(
+        dict(model.named_parameters()),
+        learning_rate=THETA_RATE,
+        num_steps=epochs * -(-len(rows) // COURSE.batch_size),
+        kind="adamw",
+    )
+
+    def loss(numbers: list[int]) -> torch.Tensor:
+        ids_BT, mask_BT = pad_right([rows[number] for number in numbers], fill=tokenizer.pad_token_id)
+        counts_BT = mask_BT.clone()
+        counts_BT[:, : len(encoded[0].query)] = False
+        logits_BTV = model(input_ids=ids_BT).logits[:, :-1]
+        return F.cross_entropy(logits_BTV[counts_BT[:, 1:]], ids_BT[:, 1:][counts_BT[:, 1:]])
+
+    for _ in steps_over(optimiser, [len(row) for row in rows], batch_size=COURSE.batch_size, seed=seed, loss=loss):
+        pass
+    model.requires_grad_(False).eval()
+    return theta
+
+
+def accuracy(reasoner: Reasoner, tests: list[Problem]) -> float:
+    replies, _ = reasoner.reply([problem.question for problem in tests])
+    return statistics.mean(reply.answer == problem.answer for reply, problem in zip(replies, tests, strict=True))
+
+
+def train_coconut(theta: Theta, encoded: list[EncodedProblem], seed: int, *, is_staged: bool) -> tuple[Reasoner, int]:
+    """COCONUT on θ, with as many steps either way."""
+    adapters = Adapters(theta)
+    adapters.add(PSI, rank=COURSE.lora_rank, alpha=COURSE.lora_alpha, seed=seed)
+    course = Course(theta, adapters, encoded, Decimal(0), COURSE.model_copy(update={"seed": seed}))
+    coconut = Coconut(is_staged=is_staged)
+    training = coconut.training(course)
+    for _ in training.steps():
+        pass
+    adapters.train_only(())
+    thoughts = coconut.num_tokens(course)
+    return CoconutReasoner(theta, adapters, 8, adapter=PSI, num_thoughts=thoughts), training.optimiser.step_count
+
+
+def run(seed: int) -> Outcome:
+    started = time.perf_counter()
+    train, tests = problems(seed)
+    tokenizer = train_tokenizer([train[0].question, train[0].chain, "####"])
+    encoder = Encoder(tokenizer, Template())
+    encoded = [encoder.problem(each) for each in train]
+    theta = train_theta(encoder, encoded, seed)
+    chain = accuracy(ChainReasoner(theta, Adapters(theta), 32), tests)
+    (staged, steps), (unstaged, _) = (
+        train_coconut(theta, encoded, seed, is_staged=is_staged) for is_staged in (True, False)
+    )
+    return Outcome(
+        seed, chain, accuracy(staged, tests), accuracy(unstaged, tests), steps, time.perf_counter() - started
+    )
+
+
+def main(seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3) -> None:
+    """Train and compare; a JSON line for each seed."""
+    for seed in range(seeds):
+        print(json.dumps(vars(run(seed))), flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
