@@ -4,9 +4,9 @@
     python examples/checks/coconut_modular_sums.py --seeds 1
 
 The task: the sum of five digits modulo 10, its chain the running sums, a line each. A Llama of two layers learns to
-write the chain; then COCONUT, the class behind `ccot train-baseline coconut`, puts latent thoughts in the chain's place:
-staged, one line more with every stage (the published recipe), and unstaged, all lines from the beginning. Trained for
-the same number of steps on the same problems, the staged one should solve the task and the other should not.
+write the chain; then COCONUT, the class behind `ccot train-baseline coconut`, puts latent thoughts in the chain's
+place: staged, one line more with every stage (the published recipe), and unstaged, all lines from the beginning.
+Trained for the same number of steps on the same problems, the staged one should solve the task and the other not.
 """
 
 import json
@@ -64,9 +64,7 @@ def problems(seed: int) -> tuple[list[Problem], list[Problem]]:
     for number in tuples:
         digits = [int(digit) for digit in f"{number:0{NUM_DIGITS}d}"]
         sums = [sum(digits[: count + 1]) % MODULUS for count in range(1, NUM_DIGITS)]
-        made.append(
-            Problem(str(number), " ".join(map(str, digits)), "\n".join(map(str, sums)), str(sums[-1]))
-        )
+        made.append(Problem(str(number), " ".join(map(str, digits)), "\n".join(map(str, sums)), str(sums[-1])))
     return made[:NUM_TRAIN], made[NUM_TRAIN:]
 
 
@@ -147,7 +145,7 @@ def run(seed: int) -> Outcome:
 def main(seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3) -> None:
     """Train and compare; a JSON line for each seed."""
     for seed in range(seeds):
-        print(json.dumps(vars(run(seed))), flush=True)
+        typer.echo(json.dumps(vars(run(seed))))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ MANIFEST_FILE = "manifest.json"
 BUILDING_FILE = "building.json"
 LOCK_FILE = ".lock"
 HOLDER_FILE = ".lock.json"
+SCRATCH_FOLDER = ".scratch"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
 
 KEYED_STAGES = ("score", "train-phi", "train-psi")
@@ -370,6 +371,23 @@ class Workspace:
             build.finish(draft)
 
     @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty folder for work of which nothing is kept; what a killed process left there is removed.
+
+        Raises:
+            BusyError: where another process works on this workspace.
+            UsageError: where the workspace cannot be written to.
+        """
+        folder = self.root / SCRATCH_FOLDER
+        with self._lock():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
     def _lock(self) -> Iterator[None]:
         lock, holder = FileLock(self.root / LOCK_FILE, timeout=0), self.root / HOLDER_FILE
         try:
@@ -428,6 +446,9 @@ def _open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
         # First of all, for an artifact whose files are going must not exist.
         (folder / MANIFEST_FILE).unlink(missing_ok=True)
         doomed = list(folder.iterdir())
+    else:
+        # What a killed process was writing: our own partial files, and those that safetensors makes beside them.
+        doomed += [path for path in folder.iterdir() if path.suffix == PART or path.name.startswith(".")]
     for path in doomed:
         _remove(path)
     write_json(folder / BUILDING_FILE, draft.model_dump(mode="json"))

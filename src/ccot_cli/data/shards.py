@@ -11,9 +11,12 @@ Dimensions: J rows of a problem, I hidden-state indices, D width.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,34 +43,59 @@ class Record:
 
 @dataclass
 class ShardWriter:
-    """Collects records and writes a shard whenever they reach `max_bytes`."""
+    """Collects records and writes a shard whenever they reach `max_bytes`, while its caller goes on.
+
+    A context: on leaving, the last records are written, or forgotten where an exception leads out. One shard is written
+    at a time, so two shards' worth of records are held at most.
+    """
 
     folder: Path
     max_bytes: int
     _pending: list[Record] = field(default_factory=list)
     _bytes: int = 0
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
+    _under_way: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._thread:
+            if error is None:
+                self._flush()
+                self._wait()
 
     def add(self, record: Record) -> None:
         self._pending.append(record)
         self._bytes += record.states_JID.nbytes
         if self._bytes >= self.max_bytes:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
-        """Write what is pending, if anything is."""
-        if not self._pending:
-            return
-        counts = torch.tensor([0, *(len(record.states_JID) for record in self._pending)])
+    def _wait(self) -> None:
+        """For the shard that is being written; what went wrong there is raised here."""
+        if self._under_way is not None:
+            self._under_way.result()
+
+    def _flush(self) -> None:
+        """Have what is pending written, if anything is."""
+        self._wait()
+        if self._pending:
+            self._under_way = self._thread.submit(self._write, self._pending)
+        self._pending, self._bytes = [], 0
+
+    def _write(self, records: list[Record]) -> None:
+        counts = torch.tensor([0, *(len(record.states_JID) for record in records)])
         tensors = {
-            "states": torch.cat([record.states_JID for record in self._pending]),
-            "token_ids": torch.cat([record.token_ids_J for record in self._pending]).int(),
-            "positions": torch.cat([record.positions_J for record in self._pending]).int(),
-            "numbers": torch.tensor([record.number for record in self._pending]),
+            "states": torch.cat([record.states_JID for record in records]),
+            "token_ids": torch.cat([record.token_ids_J for record in records]).int(),
+            "positions": torch.cat([record.positions_J for record in records]).int(),
+            "numbers": torch.tensor([record.number for record in records]),
             "offsets": counts.cumsum(0),
         }
         with commit(self._free_path()) as part:
             save_file(tensors, part)
-        self._pending, self._bytes = [], 0
 
     def _free_path(self) -> Path:
         """The first number that is free: a shard that was lost is made again in its own place."""

@@ -60,16 +60,19 @@ def gold_states(
         )
         sequence = Sequence.empty(len(batch), theta.device)
         sequence.extend(mask_BT)
+        wanted_BT = torch.zeros_like(mask_BT)
+        for row, number in enumerate(batch):
+            if number not in skip:
+                start = len(problems[number].query) - 1
+                wanted_BT[row, start : start + 1 + len(problems[number].chain)] = True
         hidden_BTD = theta.blocks.enter(theta.blocks.embedding(ids_BT), sequence)
         kept: list[Tensor] = []
         for index in range(theta.num_layers + 1):
             if index:
                 hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
             if index in indices:
-                kept.append(hidden_BTD.to(dtype))
-        for row, number in enumerate(batch):
-            if number in skip:
-                continue
-            start = len(problems[number].query) - 1
-            end = start + 1 + len(problems[number].chain)
-            yield number, torch.stack([state_BTD[row, start:end] for state_BTD in kept], dim=1).cpu()
+                kept.append(hidden_BTD[wanted_BT].to(dtype))
+        numbers = [number for number in batch if number not in skip]
+        counts = [1 + len(problems[number].chain) for number in numbers]
+        rows = torch.split(torch.stack(kept, dim=1).cpu(), counts)
+        yield from zip(numbers, rows, strict=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
@@ -59,13 +60,17 @@ class _Batch:
             [example.query for example in examples], fill=theta.pad_id, device=theta.device
         )
         self.mask_BK = first_columns([len(example.gold_JID) - 1 for example in examples], device=theta.device)
-        self.gold_BJID = torch.nn.utils.rnn.pad_sequence([example.gold_JID for example in examples], batch_first=True)
+        # Mapped files as they come from the workspace: an index is read when its layer is trained.
+        self._gold = [example.gold_JID for example in examples]
         sequence = self._query()
         self.query_BND = self.blocks.enter(self.blocks.embedding(ids_BN), sequence)
         sequence.extend(self.mask_BK)
-        fed_BKD = self.gold_BJID[:, :-1, layer].to(theta.device, theta.dtype)
-        self.state_BKD = self.blocks.enter(fed_BKD, sequence)
+        self.state_BKD = self.blocks.enter(self._padded(slice(0, -1), layer).to(theta.device, theta.dtype), sequence)
         self.keys_values: tuple[Tensor, Tensor] | None = None
+
+    def _padded(self, rows: slice, index: int) -> Tensor:
+        """Gold states at an index: B, K, D."""
+        return pad_sequence([gold_JID[rows, index] for gold_JID in self._gold], batch_first=True)
 
     def _query(self) -> Sequence:
         sequence = Sequence.empty(len(self.query_mask_BN), self.query_mask_BN.device)
@@ -88,7 +93,7 @@ class _Batch:
 
     def loss(self, index: int) -> Tensor:
         generated_BKD = self.run_tokens(index)
-        gold_BKD = self.gold_BJID[:, 1:, index].to(generated_BKD.device)
+        gold_BKD = self._padded(slice(1, None), index).to(generated_BKD.device)
         return scaled_mse(generated_BKD, gold_BKD, self.mask_BK)
 
 

@@ -4,10 +4,8 @@ It tells apart two reasons to fail: what lies below it φ could not imitate, wha
 not hold.
 """
 
-import tempfile
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 
 from ccot_cli.config import Settings, ratio_name
 from ccot_cli.data.answers import is_correct
@@ -45,10 +43,10 @@ def gold_ceiling(workspace: Workspace, settings: Settings, ratio: Decimal, *, pr
     stored = precompute.read_problems(source)
     problems = [[item.problem for item in stored if item.is_validation == held] for held in (False, True)]
     gold = [[each.gold_JID for each in examples] for examples in load_examples(theta, source, selected)]
-    with tempfile.TemporaryDirectory(dir=workspace.root) as folder:
+    with workspace.scratch() as folder:
         examples = [[train_psi.example(theta, problem, ratio) for problem in each] for each in problems]
         contexts = [
-            GoldContext(theta, adapters, open_queries(theta, adapters, ids, Path(folder) / name, progress), states)
+            GoldContext(theta, adapters, open_queries(theta, adapters, ids, folder / name, progress), states)
             for name, ids, states in zip(
                 ("train", "validation"), [[each.query for each in group] for group in examples], gold, strict=True
             )

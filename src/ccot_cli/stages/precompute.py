@@ -98,16 +98,18 @@ def _write_states(
 ) -> None:
     """Write the shards that an interrupted run has not."""
     chosen = settings.precompute
-    writer, done = ShardWriter(folder, chosen.shard_megabytes * 10**6), stored_numbers(folder)
+    done = stored_numbers(folder)
     indices = range(theta.num_layers + 1) if plan.is_every_index else [chosen.scorer_layer]
     states = gold_states(
         theta, encoded, indices=indices, batch_tokens=chosen.batch_tokens, dtype=STORED_DTYPE, skip=done
     )
-    with progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance:
+    with (
+        ShardWriter(folder, chosen.shard_megabytes * 10**6) as writer,
+        progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance,
+    ):
         for number, states_JID in states:
             writer.add(make_record(number, encoded[number], states_JID))
             advance()
-    writer.flush()
 
 
 def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[StoredProblem], list[EncodedProblem]]:

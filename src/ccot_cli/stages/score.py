@@ -76,12 +76,13 @@ def run(
         kept = selection.positions()
         for leftover in build.folder.glob("shard-*"):
             leftover.unlink()
-        writer = ShardWriter(build.folder, SHARD_BYTES)
-        with progress.task("selected states", total=len(problems), unit="problems") as advance:
+        with (
+            ShardWriter(build.folder, SHARD_BYTES) as writer,
+            progress.task("selected states", total=len(problems), unit="problems") as advance,
+        ):
             for record in _records(theta, source, problems, kept):
                 writer.add(record)
                 advance()
-        writer.flush()
         result = ScoreResult(
             ratio=f"{ratio:f}",
             selector=settings.score.selector,

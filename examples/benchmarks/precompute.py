@@ -1,0 +1,95 @@
+"""Precomputing hidden states against a plain forward pass over the same tokens.
+
+    python examples/benchmarks/precompute.py                               # minutes on two cores
+    python examples/benchmarks/precompute.py --problems 1000 --problems 7473 --output precompute.json
+
+Says what share of the plain pass's tokens per second the whole stage reaches, from reading problems to the last byte on
+the disk, and what a problem costs at each number of problems.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from turns import Ratio, Round, ratio, report, take_turns
+
+from ccot_cli.config import override
+from ccot_cli.data.problems import load_training
+from ccot_cli.models.gold import plan_batches, solution_ids
+from ccot_cli.models.theta import load_theta
+from ccot_cli.progress import Progress
+from ccot_cli.stages import precompute
+from ccot_cli.tensors.masks import pad_right
+from ccot_cli.workspace import Workspace
+
+
+class Bench:
+    """The stage and the plain pass, for one number of problems."""
+
+    def __init__(self, folder: Path, num_problems: int) -> None:
+        self.folder = folder
+        num_validation = min(200, num_problems // 10)
+        changes = {"data.limit": num_problems - num_validation, "data.validation_limit": num_validation}
+        self.settings = override(Workspace.create(folder / f"settings-{num_problems}", "embedded").settings, changes)
+        self.theta = load_theta(self.settings.model)
+        loaded = load_training(self.settings.data)
+        encoded = [self.theta.encoder.problem(each) for each in (*loaded.train, *loaded.validation)]
+        self.rows = [solution_ids(self.theta, each) for each in encoded]
+        self._number = 0
+
+    def stage(self) -> None:
+        self._number += 1
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            workspace = Workspace.create(Path(place) / "run", "embedded")
+            precompute.run(workspace, self.settings, progress=Progress())
+
+    @torch.no_grad()
+    def forward(self) -> None:
+        lengths = [len(row) for row in self.rows]
+        for batch in plan_batches(lengths, batch_tokens=self.settings.precompute.batch_tokens):
+            ids_BT, mask_BT = pad_right([self.rows[number] for number in batch], fill=self.theta.pad_id)
+            self.theta.model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False, logits_to_keep=1)
+
+
+def flatness(rounds: dict[int, list[Round]]) -> Iterable[Ratio]:
+    """What a problem costs among many, over what it costs among the fewest."""
+    fewest = min(rounds)
+    for count in sorted(rounds)[1:]:
+        values = [
+            (many["stage"] / count) / (few["stage"] / fewest)
+            for many, few in zip(rounds[count], rounds[fewest], strict=True)
+        ]
+        name = f"a problem among {count:,} / among {fewest:,}"
+        yield Ratio(name, statistics.median(values), min(values), max(values))
+
+
+def main(
+    problems: Annotated[list[int] | None, typer.Option(min=10, help="Problems; repeat it.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="Where to write JSON.")] = None,
+) -> None:
+    """Time the stage."""
+    counts = problems or [1000, 7473]
+    with tempfile.TemporaryDirectory() as folder:
+        rounds: dict[int, list[Round]] = {}
+        ratios = []
+        for count in counts:
+            bench = Bench(Path(folder), count)
+            rounds[count] = take_turns(
+                {"plain forward": bench.forward, "stage": bench.stage},
+                repeats=repeats,
+                warm_ups=int(count == counts[0]),
+            )
+            found = ratio(rounds[count], "plain forward", "stage")
+            ratios.append(
+                Ratio(f"tokens per second, {count:,} problems: stage / plain", *list(vars(found).values())[1:])
+            )
+        report([*ratios, *flatness(rounds)], [each for one in rounds.values() for each in one], output, problems=counts)
+
+
+if __name__ == "__main__":
+    typer.run(main)

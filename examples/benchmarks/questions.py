@@ -1,0 +1,62 @@
+"""Seconds per question of the embedded model: the explicit chain over every other method that is shipped.
+
+    python examples/benchmarks/questions.py                                # minutes on two cores
+    python examples/benchmarks/questions.py --batch-size 1 --output questions.json
+
+The same test problems for all, answered in turns; the time of loading is left out.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from turns import Round, ratio, report, take_turns
+
+from ccot_cli.config import Settings
+from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.models.reasoner import Reasoner
+from ccot_cli.stages.methods import find_methods
+
+
+def answer(load: Callable[[], Reasoner], problems: list[Problem], batch_size: int) -> Callable[[], None]:
+    """Answers all problems; the method is loaded once, by itself."""
+    reasoner = load()
+
+    def work() -> None:
+        for start in range(0, len(problems), batch_size):
+            reasoner.reply([problem.question for problem in problems[start : start + batch_size]])
+
+    return work
+
+
+def main(
+    batch_size: Annotated[list[int] | None, typer.Option(min=1, help="Questions at a time; repeat it.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
+    output: Annotated[Path | None, typer.Option(help="Where to write JSON.")] = None,
+) -> None:
+    """Time the methods."""
+    settings, every = Settings(), []
+    tests = sorted(load_test(settings.data, limit=problems, seed=0), key=lambda problem: len(problem.question))
+    rounds: list[Round] = []
+    for size in batch_size or [1, 8, 32]:
+        works: dict[str, Callable[[], object]] = {}
+        # Each method has a model of its own, for loading one puts the last away.
+        for entry in find_methods(None, settings).entries():
+            own = next(
+                each
+                for each in find_methods(None, settings).entries()
+                if (each.name, each.ratio) == (entry.name, entry.ratio)
+            )
+            works[f"{entry.name} r = {entry.ratio:f}, {size} at a time"] = answer(partial(own.load), tests, size)
+        chain = next(name for name in works if name.startswith("cot "))
+        found = take_turns(works, repeats=repeats)
+        every += [ratio(found, chain, name) for name in works if name != chain]
+        rounds += found
+    report(every, rounds, output, problems=problems)
+
+
+if __name__ == "__main__":
+    typer.run(main)

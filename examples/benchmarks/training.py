@@ -1,0 +1,236 @@
+"""Steps of training against the ways of doing them that come to mind first.
+
+    python examples/benchmarks/training.py                           # minutes on two cores
+    python examples/benchmarks/training.py --repeats 5 --output training.json
+
+On a random Llama, so that nothing depends on what was learned:
+
+- φ layer by layer, streamed over the data set, against running the model up to layer i for every step of stage i. Both
+  end in the same adapters, and the script says how far apart they are.
+- A step of φ on its own rollout with gradients through the recurrence: layers 1..l token by token and the rest at once,
+  against all layers token by token. Both have the same gradients; how far apart is printed too.
+- A step of ψ on kept rollouts, against an ordinary LoRA step on as many tokens.
+
+Dimensions: B batch, N query, K contemplation tokens, I indices, D width.
+"""
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from turns import Round, ratio, report, take_turns
+
+from ccot_cli.data.batches import bucketed
+from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.joint import generate
+from ccot_cli.models.layerwise import PhiExample, train_layerwise
+from ccot_cli.models.optimise import Optimiser
+from ccot_cli.models.phi import encode_query
+from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext, RolloutContext
+from ccot_cli.models.queries import KeptQueries
+from ccot_cli.models.shapes import random_theta
+from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.losses import scaled_errors, scaled_mse
+
+NUM_QUERY, NUM_TOKENS, NUM_ANSWER = 100, 12, 6
+BATCH_SIZE, NUM_EXAMPLES, EPOCHS = 16, 32, 2
+RANK = 16
+
+
+class Bench:
+    """A model, some problems and everything that is timed."""
+
+    def __init__(self, shape: str, folder: Path) -> None:
+        self.theta = random_theta(shape, device=torch.device("cpu"), dtype=torch.float32)
+        self.layer = self.theta.num_layers // 2
+        width, depth = self.theta.model.config.hidden_size, self.theta.num_layers
+        draw = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(3, 1000, (NUM_EXAMPLES, NUM_QUERY + NUM_TOKENS + NUM_ANSWER), generator=draw).tolist()
+        self.examples = [
+            PhiExample(
+                ids[:NUM_QUERY],
+                torch.randn(1 + NUM_TOKENS, depth + 1, width, generator=draw),
+                torch.zeros(NUM_TOKENS, dtype=torch.long),
+            )
+            for ids in self.ids
+        ]
+        self.adapters = self._adapters(self.theta)
+        self.queries = KeptQueries(self.theta, self.adapters, [each.query for each in self.examples], folder / "kept")
+        for _ in self.queries.fill(batch_tokens=4096):
+            pass
+
+    @staticmethod
+    def _adapters(theta: Theta) -> Adapters:
+        adapters = Adapters(theta)
+        for name in (PHI, PSI):
+            adapters.add(name, rank=RANK, alpha=RANK, seed=0)
+        return adapters
+
+    # φ, layer by layer
+
+    def streamed(self) -> Adapters:
+        self.adapters.add(PHI, rank=RANK, alpha=RANK, seed=0)
+        for _ in train_layerwise(
+            self.theta,
+            self.adapters,
+            self.examples,
+            self.examples[:1],
+            layer=self.layer,
+            epochs=EPOCHS,
+            batch_size=BATCH_SIZE,
+            learning_rate=1e-3,
+            seed=0,
+        ):
+            pass
+        return self.adapters
+
+    def up_to_each_layer(self) -> Adapters:
+        """The same, everything run anew at every step."""
+        adapters = self.adapters
+        adapters.add(PHI, rank=RANK, alpha=RANK, seed=0)
+        lengths = [len(example.query) for example in self.examples]
+        groups = bucketed(lengths, batch_size=BATCH_SIZE, shuffler=random.Random(0))
+        for index in range(1, self.theta.num_layers + 1):
+            parameters = adapters.parameters(PHI, layers=range(index - 1, index))
+            adapters.train_only(parameters)
+            optimiser = Optimiser(parameters, learning_rate=1e-3, num_steps=EPOCHS * len(groups))
+            shuffler = random.Random(f"0/{index}")
+            for _ in range(EPOCHS):
+                for group in shuffler.sample(groups, len(groups)):
+                    optimiser.step(self._loss_at(index, [self.examples[number] for number in group]))
+        adapters.train_only(())
+        return adapters
+
+    def _loss_at(self, index: int, batch: list[PhiExample]) -> torch.Tensor:
+        theta = self.theta
+        with torch.no_grad():
+            # Layers 1..index are all that the loss needs.
+            self.adapters.use(None)
+            ids_BN = torch.tensor([each.query for each in batch])
+            sequence, _ = encode_query(theta, self.adapters, ids_BN.tolist(), layer=index)
+        sequence.crop(NUM_QUERY)
+        gold_BJID = torch.stack([each.gold_JID for each in batch])
+        mask_BK = torch.ones(len(batch), NUM_TOKENS, dtype=torch.bool)
+        sequence.extend(mask_BK)
+        self.adapters.use(PHI)
+        with torch.no_grad():
+            state_BKD = theta.blocks.enter(gold_BJID[:, :-1, self.layer], sequence)
+            state_BKD = theta.blocks.run(state_BKD, 0, index - 1, sequence)
+        state_BKD = theta.blocks.run(state_BKD, index - 1, index, sequence)
+        return scaled_mse(state_BKD, gold_BJID[:, 1:, index], mask_BK)
+
+    # φ on its own rollout
+
+    def upper_layers_at_once(self) -> torch.Tensor:
+        numbers = range(BATCH_SIZE)
+        arguments = (self.theta, self.adapters, self.examples, self.queries, numbers)
+        loss = generate(*arguments, layer=self.layer, through_rollout=True).loss()
+        loss.backward()
+        return loss
+
+    def every_layer_token_by_token(self) -> torch.Tensor:
+        numbers, theta = range(BATCH_SIZE), self.theta
+        gold_BJID = torch.stack([self.examples[number].gold_JID for number in numbers])
+        sequence = self.queries.sequence(numbers)
+        self.adapters.use(PHI)
+        state_BD, errors = gold_BJID[:, 0, self.layer], []
+        for column in range(NUM_TOKENS):
+            sequence.extend(torch.ones(BATCH_SIZE, 1, dtype=torch.bool))
+            entered = theta.blocks.enter(state_BD[:, None], sequence)
+            states = theta.blocks.run_each(entered, 0, theta.num_layers, sequence)
+            state_BD = states[self.layer][:, 0]
+            above_BID = torch.stack([state[:, 0] for state in states[self.layer :]], dim=1)
+            errors.append(scaled_errors(above_BID, gold_BJID[:, column + 1, self.layer :]))
+        loss = torch.stack(errors).mean()
+        loss.backward()
+        return loss
+
+    def gradients(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+        parameters = self.train_phi()
+        step()
+        return torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
+
+    def train_phi(self) -> list[torch.nn.Parameter]:
+        parameters = self.adapters.parameters(PHI)
+        self.adapters.train_only(parameters)
+        for parameter in parameters.values():
+            parameter.grad = None
+        return list(parameters.values())
+
+    # ψ
+
+    def psi_steps(self) -> Iterator[float]:
+        rollouts = [each.gold_JID[:-1, self.layer] for each in self.examples]
+        context = RolloutContext(self.theta, self.adapters, self.queries, rollouts, self.layer)
+        return self._psi(context, NUM_QUERY, NUM_TOKENS)
+
+    def lora_steps(self) -> Iterator[float]:
+        """As many tokens: those in the contemplation tokens' place are the question's."""
+        return self._psi(QueryContext(self.theta, self.adapters), NUM_QUERY + NUM_TOKENS, 0)
+
+    def _psi(self, context: RolloutContext | QueryContext, num_query: int, count: int) -> Iterator[float]:
+        rows = [PsiExample(ids[:num_query], ids[:1], ids[-NUM_ANSWER:], count) for ids in self.ids]
+        return PsiTraining(
+            self.theta, self.adapters, rows, context, epochs=1000, batch_size=BATCH_SIZE, learning_rate=1e-4, seed=0
+        ).steps()
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The difference's norm over the second's."""
+    return float((one - other).norm() / other.norm())
+
+
+def main(
+    shape: Annotated[str, typer.Option(help="Layers and width of the random Llama.")] = "16x256",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="Where to write JSON.")] = None,
+) -> None:
+    """Time the steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(shape, Path(folder))
+        adapters = [
+            torch.cat([tensor.flatten() for tensor in work().state(PHI).values()])
+            for work in (bench.streamed, bench.up_to_each_layer)
+        ]
+        gradients = [bench.gradients(work) for work in (bench.upper_layers_at_once, bench.every_layer_token_by_token)]
+        rounds: list[Round] = take_turns(
+            {"up to layer i at every step": bench.up_to_each_layer, "streamed": bench.streamed},
+            repeats=repeats,
+            warm_ups=0,
+        )
+        ratios = [ratio(rounds, "up to layer i at every step", "streamed")]
+        bench.adapters.add(PHI, rank=RANK, alpha=RANK, seed=0)
+        bench.train_phi()
+        steps = take_turns(
+            {
+                "every layer token by token": bench.every_layer_token_by_token,
+                "upper layers at once": bench.upper_layers_at_once,
+            },
+            repeats=repeats,
+        )
+        ratios.append(ratio(steps, "every layer token by token", "upper layers at once"))
+        psi, lora = bench.psi_steps(), bench.lora_steps()
+        bench.adapters.train_only(bench.adapters.parameters(PSI))
+        answers = take_turns({"ψ step": lambda: next(psi), "LoRA step": lambda: next(lora)}, repeats=3 * repeats)
+        ratios.append(ratio(answers, "ψ step", "LoRA step"))
+        differences = {"adapters": apart(*adapters), "gradients": apart(*gradients)}
+        report(
+            ratios,
+            [*rounds, *steps, *answers],
+            output,
+            shape=shape,
+            query=NUM_QUERY,
+            tokens=NUM_TOKENS,
+            batch=BATCH_SIZE,
+            differences=differences,
+        )
+        for name, difference in differences.items():
+            typer.echo(f"{name} of the two ways differ by {difference:.1e} of their norm")
+
+
+if __name__ == "__main__":
+    typer.run(main)
