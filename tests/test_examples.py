@@ -1,9 +1,11 @@
 """What the examples say and do."""
 
 import importlib.util
+import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -105,3 +107,51 @@ def test_a_token_sees_what_came_before_it_and_nothing_later(theory: ModuleType, 
     model(values)
     changed = [not torch.equal(one, other) for one, other in zip(seen[0][0], seen[1][0], strict=True)]
     assert changed == [False] * (theory.NUM_INPUTS + 1) + [True, True]
+
+
+# Benchmarks
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "benchmarks"))
+    return lambda name: script(f"benchmarks/{name}.py")
+
+
+def test_training_benchmarks_compare_ways_that_end_alike(
+    benchmark: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "training.json"
+    benchmark("training").main("2x64", repeats=1, output=output)
+    found = json.loads(output.read_text())
+    assert len(found["ratios"]) == 3
+    assert all(0 < each["low"] <= each["median"] <= each["high"] for each in found["ratios"])
+    assert max(found["differences"].values()) < 1e-4
+    assert "streamed" in capsys.readouterr().out
+
+
+def test_the_ratio_of_a_round_is_formed_within_it(benchmark: Callable[[str], ModuleType]) -> None:
+    turns = benchmark("turns")
+    rounds = [{"a": 2.0, "b": 1.0}, {"a": 30.0, "b": 10.0}, {"a": 4.0, "b": 1.0}]
+    assert turns.ratio(rounds, "a", "b") == turns.Ratio("a / b", 3.0, 2.0, 4.0)
+    calls: list[str] = []
+    works = {"one": lambda: calls.append("one"), "two": lambda: calls.append("two")}
+    assert len(turns.take_turns(works, repeats=2)) == 2
+    assert calls == ["one", "two"] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("precompute", {"problems": [20, 40], "repeats": 1}),
+        ("questions", {"batch_size": [2], "problems": 3, "repeats": 1}),
+    ],
+)
+def test_benchmarks_say_their_ratios(
+    benchmark: Callable[[str], ModuleType], tmp_path: Path, name: str, arguments: dict[str, object]
+) -> None:
+    output = tmp_path / "found.json"
+    benchmark(name).main(**arguments, output=output)
+    ratios = json.loads(output.read_text())["ratios"]
+    assert len(ratios) == 3
+    assert all(each["median"] > 0 for each in ratios)
