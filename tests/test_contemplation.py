@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import Contemplation, contemplate, encode_query, replay
+from ccot_cli.models.phi import Contemplation, best_chunk, contemplate, encode_query, replay
 from ccot_cli.models.psi import answer_loss, decode
 from ccot_cli.models.theta import Theta
 
@@ -82,6 +82,16 @@ def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(theta: T
     sequence, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
     last = replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER)
     torch.testing.assert_close(last[tokens.mask_BK], tokens.last_BKD[tokens.mask_BK])
+
+
+@pytest.mark.parametrize(("layer", "num_layers"), [(7, 8), (4, 8), (15, 32), (1, 4), (8, 8)])
+@pytest.mark.parametrize("cap", [4, 20, 40, 200])
+def test_the_default_chunk_runs_close_to_the_fewest_layers(layer: int, num_layers: int, cap: int) -> None:
+    def cost(chunk: int) -> float:
+        return cap / 2 / chunk * (num_layers - layer) + (chunk - 1) / 2 * layer
+
+    chosen = best_chunk(cap, layer=layer, num_layers=num_layers)
+    assert cost(chosen) <= 1.1 * min(cost(chunk) for chunk in range(1, cap + 1))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16])

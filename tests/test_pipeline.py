@@ -17,6 +17,7 @@ from ccot_cli.config import BaselineName, Settings, override
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import CorruptError, DivergedError, MissingError, ResourceError, UsageError
+from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, precompute, score, sweep, train_baseline, train_phi, train_psi
@@ -147,6 +148,24 @@ def test_the_whole_pipeline_ends_in_a_table_and_an_answer(make_run: MakeRun, fam
     asker = Asker(run.workspace, run.settings, RATIO)
     [answer] = asker.answer([asker.check("Mia has 12 pens. How many pens does Mia have?")])
     assert answer.contemplation_tokens >= 1
+
+
+def test_the_reference_engine_gives_the_same_answers(make_run: MakeRun) -> None:
+    run = make_run(**{"train_psi.learning_rate": 0.05})
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    told = []
+    for engine in ("fast", "reference"):
+        settings = override(run.settings, {"decoding.engine": engine})
+        reasoner = find_methods(run.workspace, settings).load(RATIO)
+        assert isinstance(reasoner, CcotReasoner)
+        assert reasoner.adapters.merges == (engine == "fast")
+        replies, _ = reasoner.reply([f"Mia has {count} pens and buys 3." for count in range(8)])
+        told.append([(reply.text, reply.num_contemplation) for reply in replies])
+    assert told[0] == told[1]
+    assert len({count for _, count in told[0]}) > 1 or len({text for text, _ in told[0]}) > 1
 
 
 def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_run: MakeRun) -> None:

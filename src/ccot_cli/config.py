@@ -149,6 +149,7 @@ Unfreeze = Literal["none", "above", "all"]
 Selector = Literal["predictive", "learned", "even", "random", "last"]
 PromptingName = Literal["zero-shot", "few-shot"]
 OptimiserName = Literal["adamw", "muon"]
+EngineName = Literal["fast", "reference"]
 BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "short-cot"]
 
 
@@ -237,7 +238,10 @@ class EvalConfig(Section):
 
 
 class DecodingConfig(Section):
-    """Caps of generation."""
+    """How tokens are generated, and their caps."""
+
+    engine: EngineName = "fast"
+    """`fast`, or `reference`: token by token as the paper has it, with adapters that are not merged; same answers."""
 
     cap_tokens: int = Field(default=200, ge=1)
     """Contemplation tokens at most, divided by r [h = 200r]."""
@@ -279,6 +283,7 @@ _WITHOUT_EFFECT = {
     "score": {"ceiling_steps"},
     "train_phi": {"checkpoint_steps"},
     "train_psi": {"checkpoint_steps"},
+    "decoding": {"engine"},
 }
 """Settings that change how a stage runs but not what comes out."""
 

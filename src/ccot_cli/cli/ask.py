@@ -16,6 +16,7 @@ from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print
 from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
+    EngineOption,
     FormatOption,
     WorkspaceOption,
     read_ratio,
@@ -65,6 +66,7 @@ def ask(
     ] = None,
     workspace: WorkspaceOption = None,
     device: DeviceOption = None,
+    engine: EngineOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
@@ -78,7 +80,9 @@ def ask(
     single = _read_question(question) if input is None else ""
     lines = _open_lines(input) if input is not None else iter(())
     found = Workspace.find(workspace, os.environ, Path.cwd())
-    settings = override(found.settings if found else Settings(), {} if device is None else {"model.device": device})
+    changes = {"model.device": device, "decoding.engine": engine}
+    given = {name: value for name, value in changes.items() if value is not None}
+    settings = override(found.settings if found else Settings(), given)
     from ccot_cli.stages.ask import Asker
 
     asker = Asker(found, settings, ratio, method)

@@ -14,6 +14,7 @@ from ccot_cli.cli.options import (
     WHERE,
     DataOption,
     DeviceOption,
+    EngineOption,
     LimitOption,
     RatioOption,
     SeedOption,
@@ -56,6 +57,7 @@ def evaluate(
     ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
+    engine: EngineOption = None,
     save: Annotated[
         bool, typer.Option("--save/--no-save", help="Keep predictions and metrics.", rich_help_panel=WHERE)
     ] = True,
@@ -77,6 +79,7 @@ def evaluate(
     """
     changes = {
         "model.device": device,
+        "decoding.engine": engine,
         "data.test_source": data,
         "eval.limit": limit,
         "eval.batch_size": batch_size,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ccot_cli.config import Settings, override, parse_ratio
+from ccot_cli.config import EngineName, Settings, override, parse_ratio
 from ccot_cli.errors import UsageError
 from ccot_cli.workspace import ENVIRONMENT_VARIABLE, Workspace
 
@@ -81,6 +81,12 @@ SeedOption = Annotated[
 DeviceOption = Annotated[
     str | None,
     typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=HOW),
+]
+EngineOption = Annotated[
+    EngineName | None,
+    typer.Option(
+        "--engine", help="fast, or reference: the paper's algorithm to the letter; same answers.", rich_help_panel=HOW
+    ),
 ]
 EpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, metavar="N", help="Passes over the data.", rich_help_panel=HOW)

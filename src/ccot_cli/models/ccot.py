@@ -36,6 +36,7 @@ class CcotReasoner(AnswerReasoner):
             layer=layer,
             max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
             is_end=self.end,
+            chunk=1 if self.decoding.engine == "reference" else None,
         )
         if self.control:
             sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)

@@ -9,6 +9,7 @@ Dimensions: B batch, K contemplation tokens, D width.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def contemplate(
     max_tokens: int,
     num_tokens_B: Tensor | None = None,
     is_end: IsEnd | None = None,
-    chunk: int = 4,
+    chunk: int | None = None,
 ) -> Contemplation:
     """Generate contemplation tokens after the query, until END, a given number or the cap.
 
@@ -77,9 +78,10 @@ def contemplate(
         max_tokens: The cap h.
         num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
         is_end: The stop classifier; without it and without a number, every row runs to the cap.
-        chunk: Tokens between two looks at END.
+        chunk: Tokens between two looks at END; by default what costs least.
     """
     adapters.use(PHI)
+    chunk = chunk or best_chunk(max_tokens, layer=layer, num_layers=theta.num_layers)
     batch, device = first_BD.shape[0], first_BD.device
     limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
     limit_B, limit = limit_B.to(device), int(limit_B.max())
@@ -100,6 +102,15 @@ def contemplate(
         mask_BK=torch.cat([each.exists_BT for each in chunks], dim=1),
         is_capped_B=is_alive_B if num_tokens_B is None else torch.zeros_like(is_alive_B),
     )
+
+
+def best_chunk(max_tokens: int, *, layer: int, num_layers: int) -> int:
+    """Tokens between two looks at END, so that the fewest layers are run.
+
+    K tokens in chunks of c take K/c passes through the L - l upper layers, and generate (c - 1)/2 tokens in vain, each
+    a pass through l layers. The sum is least at c = sqrt(2 K (L - l) / l); K is taken to be half of the cap.
+    """
+    return max(1, round(sqrt(max_tokens * (num_layers - layer) / layer)))
 
 
 @dataclass(frozen=True)

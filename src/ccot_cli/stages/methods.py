@@ -53,7 +53,8 @@ class Methods:
     """Where each trained baseline lies, by its key: `direct`, `pause-r0.10`."""
 
     def __post_init__(self) -> None:
-        self._adapters = Adapters(self.theta)
+        is_reference = self.settings.decoding.engine == "reference"
+        self._adapters = Adapters(self.theta, merges=False if is_reference else None)
 
     @property
     def ratios(self) -> list[Decimal]:
