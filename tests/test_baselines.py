@@ -18,6 +18,7 @@ from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
 from ccot_cli.models.baselines.coconut import THOUGHTS, Coconut, CoconutContext
+from ccot_cli.models.baselines.gold import Gold, GoldReasoner
 from ccot_cli.models.baselines.pause import (
     Filler,
     Pause,
@@ -28,11 +29,14 @@ from ccot_cli.models.baselines.pause import (
     load_pause,
     save_pause,
 )
+from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi import answer_loss
 from ccot_cli.models.psi_training import Context, PsiExample, PsiTraining, QueryContext
 from ccot_cli.models.reasoner import Method
+from ccot_cli.models.scorer import Scorer
+from ccot_cli.models.selectors import Selector, predictive
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.select import num_kept
 
@@ -40,14 +44,27 @@ QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 RATIO = Decimal("0.1")
 
 
+PROBLEMS = [
+    Problem(str(number), each.question, *split_solution(each.solution))
+    for number, each in enumerate(islice(generate("train", seed=3), 6))
+]
+
+
 def course(theta: Theta, adapters: Adapters | None = None, *, ratio: Decimal = RATIO, epochs: int = 8) -> Course:
     adapters = adapters or shaken(theta, PSI)
-    problems = [
-        Problem(str(number), each.question, *split_solution(each.solution))
-        for number, each in enumerate(islice(generate("train", seed=3), 6))
-    ]
-    encoded = [theta.encoder.problem(problem) for problem in problems]
+    encoded = [theta.encoder.problem(problem) for problem in PROBLEMS]
     return Course(theta, adapters, encoded, ratio, TrainPsiConfig(epochs=epochs, batch_size=3, lora_rank=4))
+
+
+def with_gold(found: Course, selector: Selector) -> Course:
+    """The same, with the states of the selected tokens."""
+    indices = range(found.theta.num_layers + 1)
+    states = dict(gold_states(found.theta, found.problems, indices=indices, batch_tokens=999, dtype=STORED_DTYPE))
+    gold = []
+    for number, problem in enumerate(found.problems):
+        kept = selector.positions(problem, number=number, states_MD=states[number][1:, selector.layer])
+        gold.append(states[number][[0, *(position + 1 for position in kept)]])
+    return replace(found, gold=gold, selector=selector)
 
 
 def lessons(training: PsiTraining, epoch: int) -> list[PsiExample]:
@@ -60,7 +77,8 @@ def test_every_method_has_its_class() -> None:
 
 @pytest.mark.parametrize("method", BASELINES.values())
 def test_every_method_trains_saves_and_answers(llama: Theta, tmp_path: Path, method: type[Baseline]) -> None:
-    found, baseline = course(llama, epochs=3), method()
+    found = with_gold(course(llama, epochs=3), Selector("even", RATIO, llama.encoder))
+    baseline = method()
     training = baseline.training(found)
     before = {name: parameter.detach().clone() for name, parameter in training.optimiser.parameters.items()}
     assert all(loss > 0 for loss in training.steps())
@@ -68,11 +86,68 @@ def test_every_method_trains_saves_and_answers(llama: Theta, tmp_path: Path, met
     baseline.save(tmp_path)
     spec = Method(method.name, f"{found.ratio:f}", num_tokens=baseline.num_tokens(found))
     trained = Trained(llama, found.adapters, spec, DecodingConfig(max_chain_tokens=9), tmp_path)
-    replies, seconds = method.load(trained).reply(["Mia has 12 pens.", "Ben has 3 pens. Ben buys 4 more pens."])
+    reasoner = method.load(trained)
+    if isinstance(reasoner, GoldReasoner):
+        reasoner.show(PROBLEMS)
+    replies, seconds = reasoner.reply([problem.question for problem in PROBLEMS[:2]])
     assert len(replies) == 2
     assert seconds.total > 0
     if method in (Pause, Filler):
         assert {reply.num_contemplation for reply in replies} == {found.num_tokens}
+
+
+# Gold
+
+
+def selectors(theta: Theta) -> list[Selector]:
+    encoded = [theta.encoder.problem(problem) for problem in PROBLEMS]
+    ratio = Decimal("0.2")
+    return [
+        Selector("last", ratio, theta.encoder),
+        Selector("random", ratio, theta.encoder, seed=4),
+        predictive(theta, encoded, ratio, batch_tokens=900),
+        Selector("learned", ratio, theta.encoder, layer=2, scorer=Scorer(theta, "linear", 3)),
+        Selector("learned", ratio, theta.encoder, layer=1, scorer=Scorer(theta, "mlp", 3)),
+    ]
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_a_saved_selector_chooses_as_before(llama: Theta, tmp_path: Path, which: int) -> None:
+    selector = selectors(llama)[which]
+    selector.save(tmp_path)
+    again = Selector.load(llama, tmp_path)
+    states_MD = torch.randn(200, llama.model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    for number, problem in enumerate(PROBLEMS):
+        encoded = llama.encoder.problem(problem)
+        arguments = {"number": number, "states_MD": states_MD[: len(encoded.chain)]}
+        positions = selector.positions(encoded, **arguments)  # type: ignore[arg-type]
+        assert again.positions(encoded, **arguments) == positions  # type: ignore[arg-type]
+        assert len(positions) == num_kept(Decimal("0.2"), len(encoded.chain))
+    (tmp_path / "selector.json").write_text("{}")
+    with pytest.raises(CorruptError, match="selector"):
+        Selector.load(llama, tmp_path)
+
+
+def test_at_test_time_gold_reads_what_it_was_trained_on(theta: Theta) -> None:
+    found = with_gold(course(theta), Selector("even", RATIO, theta.encoder))
+    context = Gold().training(found).context
+    reasoner = GoldReasoner(
+        theta, found.adapters, Method("gold", f"{RATIO:f}"), DecodingConfig(), Selector("even", RATIO, theta.encoder)
+    )
+    reasoner.show(PROBLEMS)
+    for number, problem in enumerate(found.problems):
+        [trained, asked] = [
+            context.read([number], found.answers(0)[number : number + 1]).sequence,
+            reasoner.prepare([problem.query]).sequence,
+        ]
+        for layer in range(theta.num_layers):
+            for one, other in zip(trained.keys_values(layer), asked.keys_values(layer), strict=True):
+                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    with pytest.raises(UsageError, match="this question has none"):
+        reasoner.prepare([[5, 6, 7]])
+
+
+# Tokens without content
 
 
 def test_as_many_pause_tokens_as_ccot_has_at_the_mean_chain(llama: Theta) -> None:

@@ -300,6 +300,43 @@ def test_controls_and_baselines_have_rows_of_their_own(make_run: MakeRun) -> Non
     assert result.rows[-1].contemplation_tokens_mean == trained.mean_tokens >= 2
 
 
+def test_gold_is_trained_on_what_score_selected_and_answers_test_problems(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    with pytest.raises(MissingError, match="score"):
+        run.train_baseline("gold")
+    run.score()
+    assert run.train_baseline("gold").num_steps == 3
+    result = evaluate.run(run.workspace, run.settings, names=["gold"], progress=Progress())
+    [row] = result.rows
+    assert (row.method, row.ratio) == ("gold", 0.1)
+    assert row.contemplation_tokens_mean >= 3
+    asker = Asker(run.workspace, run.settings, RATIO, "gold")
+    with pytest.raises(UsageError, match="none"):
+        asker.answer(["Mia has 12 pens."])
+    with pytest.raises(MissingError, match=r"trained: 0\.1\)"):
+        Asker(run.workspace, run.settings, Decimal("0.2"), "gold")
+    # Other tokens make it stale.
+    again = override(run.settings, {"score.selector": "even"})
+    score.run(run.workspace, again, RATIO, progress=Progress())
+    assert run.workspace.state("train-baseline", "gold-r0.10", run.settings).name == "stale"
+
+
+def test_a_method_is_asked_for_by_its_name(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    for name in ("direct", "pause"):
+        run.train_baseline(name)
+    methods = find_methods(run.workspace, run.settings)
+    assert methods.named("pause", RATIO).name == "pause"
+    # Methods with a ratio of their own have it whatever is asked.
+    assert [methods.named(name, RATIO).ratio for name in ("direct", "cot", "zero-shot")] == [0, 1, 1]
+    with pytest.raises(MissingError, match="no icot"):
+        methods.named("icot", RATIO)
+    with pytest.raises(UsageError, match="no method"):
+        methods.named("magic", RATIO)
+
+
 def test_a_sweep_uses_what_is_ready_and_puts_the_rest_beside_it(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()

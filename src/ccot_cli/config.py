@@ -146,17 +146,17 @@ class PrecomputeConfig(Section):
 
 Schedule = Literal["joint", "layerwise"]
 Unfreeze = Literal["none", "above", "all"]
-Selector = Literal["predictive", "learned", "even", "random", "last"]
+SelectorName = Literal["predictive", "learned", "even", "random", "last"]
 PromptingName = Literal["zero-shot", "few-shot"]
 OptimiserName = Literal["adamw", "muon"]
 EngineName = Literal["fast", "reference"]
-BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "short-cot"]
+BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "short-cot", "gold"]
 
 
 class ScoreConfig(Section):
     """Which chain tokens to keep."""
 
-    selector: Selector = "predictive"
+    selector: SelectorName = "predictive"
     """Tokens that announce what is new, a trained scorer's, evenly spread ones, a random choice, or the last ones."""
     scorer: Literal["linear", "mlp"] = "linear"
     """Shape of the learned scorer."""

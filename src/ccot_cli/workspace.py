@@ -41,7 +41,6 @@ MANIFEST_FILE = "manifest.json"
 BUILDING_FILE = "building.json"
 LOCK_FILE = ".lock"
 HOLDER_FILE = ".lock.json"
-SCRATCH_FOLDER = ".scratch"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
 
 KEYED_STAGES = ("score", "train-phi", "train-psi")
@@ -369,23 +368,6 @@ class Workspace:
             build = Build(folder, _open_folder(folder, draft, self.artifact(stage, key)))
             yield build
             build.finish(draft)
-
-    @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """An empty folder for work of which nothing is kept; what a killed process left there is removed.
-
-        Raises:
-            BusyError: where another process works on this workspace.
-            UsageError: where the workspace cannot be written to.
-        """
-        folder = self.root / SCRATCH_FOLDER
-        with self._lock():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            try:
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

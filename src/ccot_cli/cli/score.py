@@ -17,13 +17,13 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
-from ccot_cli.config import Selector
+from ccot_cli.config import SelectorName
 
 
 def score(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
-    selector: Annotated[Selector | None, typer.Option(help="How tokens are chosen.", rich_help_panel=WHAT)] = None,
+    selector: Annotated[SelectorName | None, typer.Option(help="How tokens are chosen.", rich_help_panel=WHAT)] = None,
     gold_ceiling: Annotated[
         bool,
         typer.Option(

@@ -16,7 +16,7 @@ from ccot_cli.cli.options import (
     resolve,
 )
 from ccot_cli.cli.tables import Style, Table, inverse, render
-from ccot_cli.config import Schedule, Selector, Unfreeze
+from ccot_cli.config import Schedule, SelectorName, Unfreeze
 
 
 def _one_of(names: Any, text: str) -> Any:
@@ -38,7 +38,7 @@ def sweep(
         list[int] | None,
         typer.Option("--layer", min=1, metavar="L", help="Autoregressive layer l.", rich_help_panel=WHAT),
     ] = None,
-    selector: Annotated[list[str] | None, _one_of(Selector, "Which tokens to keep.")] = None,
+    selector: Annotated[list[str] | None, _one_of(SelectorName, "Which tokens to keep.")] = None,
     schedule: Annotated[list[str] | None, _one_of(Schedule, "How φ is trained.")] = None,
     unfreeze: Annotated[list[str] | None, _one_of(Unfreeze, "Layers of φ that learn with ψ.")] = None,
     seed: Annotated[

@@ -26,7 +26,8 @@ def train_baseline(
         typer.Argument(
             help="direct: answer at once (r = 0). cot: write the chain (r = 1). pause: copies of a learned token before"
             " the answer. filler: copies of a full stop. coconut: hidden states fed back, taught by a curriculum. icot:"
-            " the chain is taken away word by word. short-cot: the chain cut to CCoT's number of tokens.",
+            " the chain is taken away word by word. short-cot: the chain cut to CCoT's number of tokens. gold: the answer"
+            " from gold states, what a perfect φ would leave.",
             rich_help_panel=WHAT,
         ),
     ],
@@ -43,7 +44,7 @@ def train_baseline(
     ccot train-baseline pause --ratio 0.1
     ccot train-baseline coconut --epochs 12
 
-    pause, filler and short-cot come in ratios, as CCoT does.
+    pause, filler, short-cot and gold come in ratios, as CCoT does.
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)

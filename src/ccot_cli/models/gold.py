@@ -15,6 +15,9 @@ from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_right
 
+STORED_DTYPE = torch.bfloat16
+"""What gold states are kept in."""
+
 
 def plan_batches(lengths: Rows[int], *, batch_tokens: int) -> list[list[int]]:
     """Group problems of like length: a padded batch holds `batch_tokens` tokens at most, or one problem."""

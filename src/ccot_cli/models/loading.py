@@ -9,13 +9,14 @@ from ccot_cli.models.baselines.base import Baseline, Trained
 from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
 from ccot_cli.models.baselines.coconut import Coconut
 from ccot_cli.models.baselines.direct import Direct
+from ccot_cli.models.baselines.gold import Gold
 from ccot_cli.models.baselines.pause import Filler, Pause
 from ccot_cli.models.ccot import TRAITS, CcotReasoner
 from ccot_cli.models.end import End
 from ccot_cli.models.reasoner import METHOD_FILE, WRITTEN, Method, Reasoner, Traits
 from ccot_cli.models.theta import Theta
 
-_ALL: tuple[type[Baseline], ...] = (Direct, Cot, Pause, Filler, Coconut, ImplicitCot, ShortCot)
+_ALL: tuple[type[Baseline], ...] = (Direct, Cot, Pause, Filler, Coconut, ImplicitCot, ShortCot, Gold)
 BASELINES: dict[str, type[Baseline]] = {each.name: each for each in _ALL}
 
 

@@ -13,11 +13,9 @@ import torch
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.cache import empty_cache
-from ccot_cli.models.gold import plan_batches
+from ccot_cli.models.gold import STORED_DTYPE, plan_batches
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.theta import Theta
-
-STORED_DTYPE = torch.bfloat16
 
 
 class Queries(Protocol):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ccot_cli.config import OptimiserName
@@ -44,6 +44,7 @@ class Scorer(nn.Module):
     def __init__(self, theta: Theta, kind: Literal["linear", "mlp"], seed: int) -> None:
         super().__init__()
         width = theta.model.config.hidden_size
+        self.kind = kind
         self.norm = theta.blocks.norm
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -58,6 +59,13 @@ class Scorer(nn.Module):
     def save(self, folder: Path) -> None:
         tensors = {name: each.detach().cpu().contiguous() for name, each in self.layers.state_dict().items()}
         save_file(tensors, folder / FILE_NAME)
+
+    @classmethod
+    def load(cls, theta: Theta, kind: Literal["linear", "mlp"], folder: Path) -> "Scorer":
+        """Read a saved one; what the file does not hold or this kind does not want is an error of torch's."""
+        scorer = cls(theta, kind, 0)
+        scorer.layers.load_state_dict(load_file(folder / FILE_NAME))
+        return scorer.eval()
 
 
 @dataclass

@@ -18,6 +18,7 @@ from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.files import commit, write_json
+from ccot_cli.models.baselines.gold import GoldReasoner
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.controls import CONTROLS
 from ccot_cli.models.loading import traits_of
@@ -143,6 +144,8 @@ def run(
     problems.sort(key=lambda problem: len(problem.question))
     rows, predictions, marks = [], [], []
     for reasoner in _reasoners(methods, names, ratios, has_controls):
+        if isinstance(reasoner, GoldReasoner):
+            reasoner.show(problems)
         replies, seconds = _reply_to_all(reasoner, problems, settings.eval.batch_size, progress)
         marks.append([is_correct(reply.answer, each.answer) for reply, each in zip(replies, problems, strict=True)])
         rows.append(_row(reasoner, problems, replies, seconds, marks[-1]))

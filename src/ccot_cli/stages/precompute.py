@@ -15,14 +15,13 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, shard_paths, stored_numbers
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
-from ccot_cli.models.gold import gold_states, solution_ids
+from ccot_cli.models.gold import STORED_DTYPE, gold_states, solution_ids
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.progress import Progress
 from ccot_cli.workspace import Artifact, Workspace
 
 STAGE = "precompute"
 PROBLEMS_FILE = "problems.jsonl"
-STORED_DTYPE = torch.bfloat16
 """Two bytes a number, and the range of float32; the rounding is far below what φ can imitate."""
 
 

@@ -12,11 +12,11 @@ from ccot_cli.config import ModelConfig, Settings, ratio_name, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
 from ccot_cli.errors import CorruptError
-from ccot_cli.models.gold import gold_states
+from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
-from ccot_cli.stages.selectors import Selection
+from ccot_cli.stages.selectors import all_positions, fit_selector
 from ccot_cli.tensors.select import even, overlap
 from ccot_cli.workspace import Artifact, Workspace
 
@@ -72,8 +72,9 @@ def run(
     problems = [theta.encoder.problem(item.problem) for item in precompute.read_problems(source)]
     num_train = source.manifest.summary["num_train"]
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        selection = Selection(theta, source, problems, num_train, ratio, settings, build.folder, progress)
-        kept = selection.positions()
+        selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress)
+        selector.save(build.folder)
+        kept = all_positions(selector, source, problems)
         for leftover in build.folder.glob("shard-*"):
             leftover.unlink()
         with (
@@ -132,7 +133,7 @@ def _records(theta: Theta, source: Artifact, problems: list[EncodedProblem], kep
         problems,
         indices=range(theta.num_layers + 1),
         batch_tokens=source.manifest.summary["batch_tokens"],
-        dtype=precompute.STORED_DTYPE,
+        dtype=STORED_DTYPE,
     )
     for number, states_JID in states:
         yield precompute.make_record(number, problems[number], states_JID).rows(chosen[number])

@@ -1,7 +1,7 @@
 """Train a method to compare CCoT with: same base, same data, same steps, same clock."""
 
 from collections.abc import Sequence as Rows
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 
 from ccot_cli.config import BaselineName, Settings, ratio_name, stage_config
@@ -9,8 +9,10 @@ from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.baselines.base import Course
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.reasoner import Method
+from ccot_cli.models.selectors import Selector
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
+from ccot_cli.stages.train_phi import load_examples
 from ccot_cli.stages.training import take_steps
 from ccot_cli.stages.validation import validate
 from ccot_cli.workspace import Artifact, Build, Workspace
@@ -59,22 +61,31 @@ def run(
         ratio: Of CCoT's tokens; a method that has a ratio of its own does not read it.
 
     Raises:
-        MissingError: where `precompute` has not run.
+        MissingError: where `precompute` has not run, or `score` for a method that reads gold states.
     """
     source = workspace.require(precompute.STAGE)
     config = stage_config(settings, STAGE)
     inputs = {precompute.STAGE: source.fingerprint}
     key = key_of(method, ratio)
+    selected = workspace.require(score.STAGE, ratio_name(ratio)) if BASELINES[method].reads_gold else None
+    if selected is not None:
+        inputs[selected.name] = selected.fingerprint
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
         return TrainBaselineResult(**{**ready.manifest.summary, "was_ready": True})
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        result = _train(settings, method, ratio, source, build, progress)
+        result = _train(settings, method, ratio, source, selected, build, progress)
         build.summary.update(asdict(result))
     return result
 
 
 def _train(
-    settings: Settings, name: BaselineName, ratio: Decimal, source: Artifact, build: Build, progress: Progress
+    settings: Settings,
+    name: BaselineName,
+    ratio: Decimal,
+    source: Artifact,
+    selected: Artifact | None,
+    build: Build,
+    progress: Progress,
 ) -> TrainBaselineResult:
     theta, chosen = score.load_matching_theta(settings, source), settings.train_psi
     adapters = Adapters(theta)
@@ -84,6 +95,9 @@ def _train(
     ratio = ratio if baseline.ratio is None else baseline.ratio
     problems = [theta.encoder.problem(item.problem) for item in stored if not item.is_validation]
     course = Course(theta, adapters, problems, ratio, chosen)
+    if selected is not None:
+        gold = [example.gold_JID for example in load_examples(theta, source, selected)[0]]
+        course = replace(course, gold=gold, selector=Selector.load(theta, selected.folder))
     training, label = baseline.training(course), f"{name} at r = {ratio:f}" if baseline.ratio is None else name
     train_loss = take_steps(training, build, label=label, checkpoint_steps=chosen.checkpoint_steps, progress=progress)
     adapters.train_only(())

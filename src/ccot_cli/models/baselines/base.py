@@ -11,12 +11,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar
 
+from torch import Tensor
+
 from ccot_cli.config import BaselineName, DecodingConfig, TrainPsiConfig
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.psi_training import Context, Lessons, PsiExample, PsiTraining, QueryContext
 from ccot_cli.models.reasoner import Method, Reasoner, Traits
+from ccot_cli.models.selectors import Selector
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.select import num_kept
 
@@ -35,6 +38,10 @@ class Course:
     """Training problems."""
     ratio: Decimal
     chosen: TrainPsiConfig
+    gold: Rows[Tensor] = ()
+    """z_0 .. z_k of every problem at every index, for a method that reads them: 1 + k, L + 1, D."""
+    selector: Selector | None = None
+    """What chose them."""
 
     @property
     def num_tokens(self) -> int:
@@ -100,6 +107,8 @@ class Baseline(ABC):
     traits: ClassVar[Traits]
     ratio: ClassVar[Decimal | None] = None
     """Where the method has one of its own; None where it gets CCoT's."""
+    reads_gold: ClassVar[bool] = False
+    """Whether it needs the gold states of the selected tokens."""
 
     @abstractmethod
     def training(self, course: Course) -> PsiTraining:

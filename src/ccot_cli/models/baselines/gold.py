@@ -1,0 +1,92 @@
+"""`gold`: ψ answers from the gold states themselves, what a perfect φ would leave (paper, section 3.2).
+
+An oracle, not a way of answering: it reads the chain of every problem. It tells apart two reasons to fail: what lies
+below it φ could not imitate, what lies above it the selected tokens do not hold.
+
+Dimensions: B batch, K contemplation tokens, M chain tokens, I all indices 0..L, D width.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ccot_cli.data.problems import Problem
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.errors import UsageError
+from ccot_cli.models.baselines.base import Baseline, Course, Trained
+from ccot_cli.models.gold import STORED_DTYPE, gold_states
+from ccot_cli.models.phi import encode_query
+from ccot_cli.models.psi_training import GoldContext, PsiTraining
+from ccot_cli.models.queries import FreshQueries
+from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
+from ccot_cli.models.selectors import Selector
+from ccot_cli.tensors.masks import first_columns
+
+BATCH_TOKENS = 8192
+
+
+@dataclass
+class GoldReasoner(AnswerReasoner):
+    """Query, the selected states of the problem's own chain, answer."""
+
+    selector: Selector
+    _known: dict[tuple[int, ...], EncodedProblem] = field(default_factory=dict)
+
+    def show(self, problems: Rows[Problem]) -> None:
+        """Make known the chains of the questions that will be asked."""
+        encoded = map(self.theta.encoder.problem, problems)
+        self._known = {tuple(problem.query): problem for problem in encoded}
+
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        clock = Clock(self.theta.device)
+        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=self.theta.num_layers)
+        prefill = clock.lap()
+        states = [self._selected(query) for query in queries]
+        counts = [len(rows) for rows in states]
+        sequence.extend(first_columns(counts, device=self.theta.device))
+        self.adapters.use(None)
+        self.theta.blocks.place(pad_sequence(states, batch_first=True).transpose(1, 2), sequence)
+        return Prepared(sequence, counts, [False] * len(counts), prefill, clock.lap())
+
+    def _selected(self, query: list[int]) -> Tensor:
+        """The selected tokens' states at every index: K, I, D."""
+        try:
+            problem = self._known[tuple(query)]
+        except KeyError:
+            raise UsageError(
+                "gold answers from the chain of a problem, and this question has none", fix="ccot eval --methods gold"
+            ) from None
+        self.adapters.use(None)
+        indices = range(self.theta.num_layers + 1)
+        [(_, states_JID)] = gold_states(
+            self.theta, [problem], indices=indices, batch_tokens=BATCH_TOKENS, dtype=STORED_DTYPE
+        )
+        kept = self.selector.positions(problem, states_MD=states_JID[1:, self.selector.layer])
+        return states_JID[1:][kept].to(self.theta.device, self.theta.dtype)
+
+
+class Gold(Baseline):
+    name = "gold"
+    traits = Traits("yes", "continuous", "oracle: reads the chain")
+    reads_gold = True
+
+    def training(self, course: Course) -> PsiTraining:
+        assert course.selector is not None
+        self._selector = course.selector
+        lessons = [
+            replace(lesson, num_tokens=len(states_JID) - 1)
+            for lesson, states_JID in zip(course.answers(0), course.gold, strict=True)
+        ]
+        queries = FreshQueries(course.theta, course.adapters, [problem.query for problem in course.problems])
+        return course.training(lessons, GoldContext(course.theta, course.adapters, queries, course.gold))
+
+    def save(self, folder: Path) -> None:
+        self._selector.save(folder)
+
+    @classmethod
+    def load(cls, trained: Trained) -> GoldReasoner:
+        selector = Selector.load(trained.theta, trained.folder)
+        return GoldReasoner(trained.theta, trained.adapters, trained.method, trained.decoding, selector)
