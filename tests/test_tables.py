@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ccot_cli.cli.frontier import WIDTH, _unbeaten, check_plot, draw_plot, frontier
+from ccot_cli.cli.plots import WIDTH, _unbeaten, check_plot, draw_frontier, draw_sweep, frontier
 from ccot_cli.cli.tables import Table, render, tables_of
 from ccot_cli.errors import UsageError
 from ccot_cli.stages.evaluate import mcnemar
@@ -95,8 +95,21 @@ def test_a_picture_is_drawn(tmp_path: Path, name: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / name
     check_plot(path)
-    draw_plot(RESULT, path)
+    draw_frontier(RESULT, path)
     assert path.stat().st_size > 5000
+
+
+def test_a_sweep_is_drawn_with_a_line_for_each_choice(tmp_path: Path) -> None:
+    def cell(ratio: float, selector: str) -> dict[str, object]:
+        fixed = {"layer": 7, "schedule": "joint", "unfreeze": "above", "num_validation": 500}
+        return {"ratio": ratio, "selector": selector, "accuracy": 0.5, "low": 0.4, "high": 0.6, **fixed}
+
+    path = tmp_path / "sweep.svg"
+    draw_sweep([cell(ratio, name) for ratio in (0.1, 0.05) for name in ("even", "last")], path)
+    drawn = path.read_text()
+    assert all(text in drawn for text in ("selector even", "selector last", "compression ratio r", "exact match"))
+    draw_sweep([cell(0.1, name) for name in ("even", "last")], path)
+    assert all(text in path.read_text() for text in ("<!-- even -->", "<!-- last -->", "<!-- selector -->"))
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note
-from ccot_cli.cli.frontier import check_plot, draw_plot, frontier
 from ccot_cli.cli.options import (
     HOW,
     WHAT,
@@ -22,6 +21,7 @@ from ccot_cli.cli.options import (
     TableFormatOption,
     WorkspaceOption,
 )
+from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
 from ccot_cli.cli.tables import Style, render, tables_of
 from ccot_cli.config import Settings, override
 from ccot_cli.workspace import Workspace
@@ -108,7 +108,7 @@ def evaluate(
     else:
         show_tables(result, format)
     if plot:
-        draw_plot(result, plot)
+        draw_frontier(result, plot)
         print_note(f"drawn into {plot}")
 
 

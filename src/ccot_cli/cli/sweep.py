@@ -1,13 +1,15 @@
 """Run the stages over a grid of settings."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note
 from ccot_cli.cli.options import (
     WHAT,
+    WHERE,
     DeviceOption,
     RatioOption,
     TableFormatOption,
@@ -15,6 +17,7 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
+from ccot_cli.cli.plots import check_plot, draw_sweep, varied
 from ccot_cli.cli.tables import Style, Table, inverse, render
 from ccot_cli.config import Schedule, SelectorName, Unfreeze
 
@@ -46,12 +49,18 @@ def sweep(
         typer.Option("--seed", metavar="N", help="Seed of selection and training.", rich_help_panel=WHAT),
     ] = None,
     device: DeviceOption = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw exact match over what varies, .png or .svg.", rich_help_panel=WHERE
+        ),
+    ] = None,
     format: TableFormatOption = "text",
 ) -> None:
     """Score, train-phi and train-psi over a grid, compared on validation; every option may be repeated.
 
     ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2
-    ccot sweep --ratio 0.1 --layer 2 --layer 4 --layer 6
+    ccot sweep --ratio 0.1 --layer 2 --layer 4 --layer 6 --plot layers.svg
     ccot sweep --ratio 0.1 --selector predictive --selector even --seed 0 --seed 1
 
     What is ready is used, and a stopped sweep goes on. Cells that are not the workspace's own settings lie beside them.
@@ -65,6 +74,8 @@ def sweep(
         "unfreeze": unfreeze,
         "seed": seed,
     }
+    if plot:
+        check_plot(plot)
     from ccot_cli.stages.sweep import run
 
     rows = run(
@@ -80,6 +91,9 @@ def sweep(
         print_json({"rows": shown})
     else:
         show_sweep(shown, format)
+    if plot:
+        draw_sweep(shown, plot)
+        print_note(f"drawn into {plot}")
 
 
 def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
@@ -116,11 +130,8 @@ BAR_WIDTH = 40
 
 def bars(rows: list[dict[str, Any]]) -> list[str]:
     """Exact match of every row as a bar, its interval as brackets, named by what varies."""
-    varied = [
-        name for name in ("ratio", "layer", "selector", "schedule", "unfreeze") if len({row[name] for row in rows}) > 1
-    ]
-    prefixes = {"ratio": "r", "layer": "l"}
-    names = [" ".join(f"{prefixes.get(name, '')}{row[name]}" for name in varied) for row in rows]
+    prefixes, dimensions = {"ratio": "r", "layer": "l"}, varied(rows)
+    names = [" ".join(f"{prefixes.get(name, '')}{row[name]}" for name in dimensions) for row in rows]
     longest = max(map(len, names))
     lines = []
     for name, row in zip(names, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Accuracy against seconds per question: which method is worth its time. In characters, and as a picture."""
+"""Plots: accuracy against seconds per question, in characters and as a picture; and the cells of a sweep."""
 
 from itertools import cycle
 from math import floor, log10
@@ -69,14 +69,9 @@ def check_plot(path: Path) -> None:
         raise UsageError("drawing needs matplotlib", fix="pip install 'ccot-cli[plot]'") from error
 
 
-def draw_plot(result: dict[str, Any], path: Path) -> None:
+def draw_frontier(result: dict[str, Any], path: Path) -> None:
     """The same with 95 % intervals, and the line of those that nothing beats in both."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = result["rows"]
+    pyplot, rows = _pyplot(), result["rows"]
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     best = _unbeaten(rows)
     axes.plot([x for x, _ in best], [y for _, y in best], color="0.7", linewidth=1, zorder=0)
@@ -92,14 +87,67 @@ def draw_plot(result: dict[str, Any], path: Path) -> None:
             label=label(row),
         )
     axes.set_xscale("log")
-    axes.set_ylim(-0.03, 1.06)
     axes.set_xlabel("seconds per question (median)")
-    axes.set_ylabel("exact match")
     axes.set_title(f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}", fontsize=10)
+    _finish(figure, axes, path)
+
+
+DIMENSIONS = ("ratio", "layer", "selector", "schedule", "unfreeze")
+
+
+def varied(rows: list[dict[str, Any]]) -> list[str]:
+    """The dimensions of a sweep in which its rows differ."""
+    return [name for name in DIMENSIONS if len({row[name] for row in rows}) > 1]
+
+
+def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
+    """Exact match with 95 % intervals over the first dimension that varies, a line for each choice of the others."""
+    pyplot = _pyplot()
+    across, *others = varied(rows) or ["ratio"]
+    is_numeric = across in ("ratio", "layer")
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(", ".join(f"{name} {row[name]}" for name in others), []).append(row)
+    for (name, line), marker in zip(lines.items(), cycle("os^vDPX*<>hp"), strict=False):
+        ordered = sorted(line, key=lambda row: row[across]) if is_numeric else line
+        centre = [row["accuracy"] for row in ordered]
+        axes.errorbar(
+            [row[across] for row in ordered],
+            centre,
+            yerr=[
+                [max(0.0, row["accuracy"] - row["low"]) for row in ordered],
+                [max(0.0, row["high"] - row["accuracy"]) for row in ordered],
+            ],
+            fmt=marker,
+            linestyle="-" if is_numeric else "none",
+            capsize=3,
+            label=name or None,
+        )
+    axes.set_xlabel({"ratio": "compression ratio r", "layer": "autoregressive layer l"}.get(across, across))
+    axes.set_title(f"Validation, n = {rows[0]['num_validation']:,}", fontsize=10)
+    _finish(figure, axes, path)
+
+
+def _pyplot() -> Any:
+    """Matplotlib's, without a window."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _finish(figure: Any, axes: Any, path: Path) -> None:
+    """What all pictures share: the scale of exact match, a grid, names beside it."""
+    axes.set_ylim(-0.03, 1.06)
+    axes.set_ylabel("exact match")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside right center", frameon=False)
+    if axes.get_legend_handles_labels()[1]:
+        figure.legend(loc="outside right center", frameon=False)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    _pyplot().close(figure)
 
 
 def _unbeaten(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
