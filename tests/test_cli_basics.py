@@ -235,7 +235,7 @@ class TestInit:
     @pytest.mark.parametrize("preset", PRESETS)
     def test_it_writes_the_presets_settings_and_says_what_comes_next(self, preset: str, capsys: Output) -> None:
         assert app.run(["init", "my-run", "--preset", preset]) == 0
-        assert load_settings(Path("my-run/ccot.yaml")) == PRESETS[preset]
+        assert load_settings(Path("my-run/ccot.yaml")) == PRESETS[preset]()
         assert tuple(capsys.readouterr()) == ("my-run/ccot.yaml\n", "next:  ccot precompute -w my-run\n")
 
 

@@ -25,7 +25,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ccot_cli import __version__
@@ -371,6 +370,9 @@ class Workspace:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
+        # Most commands take no lock, and filelock brings asyncio with it.
+        from filelock import FileLock, Timeout
+
         lock, holder = FileLock(self.root / LOCK_FILE, timeout=0), self.root / HOLDER_FILE
         try:
             lock.acquire()
