@@ -69,7 +69,7 @@ PHASES = (
 )
 """Numbers as they come first, then smaller ones, then those of the shipped problems until they are right."""
 
-RATIOS = (Decimal("0.1"),)
+RATIOS = (Decimal("0.05"), Decimal("0.1"))
 BASELINES: tuple[BaselineName, ...] = ("direct", "pause")
 
 
@@ -287,9 +287,9 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
     """Measure on the test split and write the model card."""
     workspace = Workspace.open(BUILD_FOLDER / "workspace")
     settings = override(workspace.settings, {"eval.limit": num_test})
-    key = ratio_name(RATIOS[-1])
     phi_steps, psi_steps = (
-        workspace.require(stage, key).manifest.summary["num_steps"] for stage in (train_phi.STAGE, train_psi.STAGE)
+        workspace.require(stage, ratio_name(RATIOS[-1])).manifest.summary["num_steps"]
+        for stage in (train_phi.STAGE, train_psi.STAGE)
     )
     result = evaluate.run(None, settings, progress=TerminalProgress())
     write_json(EMBEDDED_FOLDER / "metrics.json", {"training": training, **result.to_json()})
@@ -309,6 +309,7 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
         rule="---|" * len(steps),
         step_rows="\n".join(step_rows),
         n=num_test,
+        ratios=" and ".join(f"{ratio:f}" for ratio in RATIOS),
         machine=platform.machine(),
         phi_steps=phi_steps,
         psi_steps=psi_steps,
@@ -328,9 +329,9 @@ beyond those problems.
 - θ: {steps:,} steps of 32 problems in three phases, from wide ranges of numbers to those of the shipped problems
   (`PHASES` in the script), with Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores that had other
   work too.
-- φ, ψ and END at r = 0.1: 30,000 training problems, the settings of `ccot init` but for those that the script names
-  (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ, 64 problems each. `direct` (r = 0) and
-  `pause` are trained on the same problems for as many steps as ψ.
+- φ, ψ and END at r = {ratios}: 30,000 training problems, the settings of `ccot init` but for those that the script
+  names (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ for each, 64 problems a step.
+  `direct` (r = 0) and `pause` are trained on the same problems for as many steps as ψ.
 - Stored in bfloat16, computed in float32 on a CPU.
 
 Exact match on {n:,} problems of the test split, which shares no problem with training (95 % Wilson interval), and the
