@@ -1,6 +1,6 @@
 import torch
 
-from ccot_cli.tensors.losses import answer_cross_entropy, scaled_mse
+from ccot_cli.tensors.losses import answer_cross_entropy, huber, scaled_mse
 from ccot_cli.tensors.masks import causal_mask, pad_left, pad_right, positions
 
 
@@ -56,3 +56,11 @@ def test_masked_tokens_have_no_part_in_the_loss() -> None:
     logits = torch.zeros(1, 2, 5)
     logits[0, 1, 3] = 50.0
     torch.testing.assert_close(answer_cross_entropy(logits, torch.tensor([[1, 2]]), mask), torch.log(torch.tensor(5.0)))
+
+
+def test_huber_is_the_square_near_zero_and_the_distance_far_away() -> None:
+    distances = torch.tensor([0.0, 0.3, 1.0, 2.0, 1e4], requires_grad=True)
+    found = huber(distances.square())
+    torch.testing.assert_close(found, 2 * torch.nn.functional.huber_loss(distances, torch.zeros(5), reduction="none"))
+    found.sum().backward()
+    torch.testing.assert_close(distances.grad, torch.tensor([0.0, 0.6, 2.0, 2.0, 2.0]))

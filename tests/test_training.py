@@ -220,7 +220,8 @@ def slow_joint_loss(
             own = states[LAYER, 0, -1] if through else states[LAYER, 0, -1].detach()
             inputs.append(example.gold_JID[column + 1, LAYER].float() if is_next_gold else own)
         gold = example.gold_JID[1:].transpose(0, 1)[LAYER:]
-        losses.append(scaled_errors(states[LAYER:, 0], gold).mean())
+        distances = scaled_errors(states[LAYER:, 0], gold).sqrt()
+        losses.append(2 * nn.functional.huber_loss(distances, torch.zeros_like(distances)))
     return torch.stack(losses).mean()
 
 

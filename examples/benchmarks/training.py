@@ -34,7 +34,7 @@ from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext, 
 from ccot_cli.models.queries import KeptQueries
 from ccot_cli.models.shapes import random_theta
 from ccot_cli.models.theta import Theta
-from ccot_cli.tensors.losses import scaled_errors, scaled_mse
+from ccot_cli.tensors.losses import huber, scaled_errors, scaled_mse
 
 NUM_QUERY, NUM_TOKENS, NUM_ANSWER = 100, 12, 6
 BATCH_SIZE, NUM_EXAMPLES, EPOCHS = 16, 32, 2
@@ -144,7 +144,7 @@ class Bench:
             states = theta.blocks.run_each(entered, 0, theta.num_layers, sequence)
             state_BD = states[self.layer][:, 0]
             above_BID = torch.stack([state[:, 0] for state in states[self.layer :]], dim=1)
-            errors.append(scaled_errors(above_BID, gold_BJID[:, column + 1, self.layer :]))
+            errors.append(huber(scaled_errors(above_BID, gold_BJID[:, column + 1, self.layer :])))
         loss = torch.stack(errors).mean()
         loss.backward()
         return loss

@@ -366,7 +366,7 @@ def _setting_line(key: str, value: object, field: FieldInfo, comment: str) -> st
 def _attribute_docstrings() -> dict[tuple[str, str], str]:
     """The text below every setting, by class and name.
 
-    Pydantic reads them too, when a class is made: that took half of the time in which a command starts.
+    Pydantic can read them too, but at every start of every command.
     """
     found = {}
     for section in ast.parse(inspect.getsource(sys.modules[__name__])).body:

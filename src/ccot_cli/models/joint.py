@@ -25,7 +25,7 @@ from ccot_cli.models.optimise import Optimiser, steps_over
 from ccot_cli.models.phi import feed_back
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
-from ccot_cli.tensors.losses import scaled_errors
+from ccot_cli.tensors.losses import huber, scaled_errors
 from ccot_cli.tensors.masks import first_columns
 
 
@@ -44,8 +44,12 @@ class Generated:
         return scaled_errors(self.states_BIKD, self.gold_BIKD) * self.mask_BK[:, None]
 
     def loss(self) -> Tensor:
-        """Averaged over an example's tokens, then over indices and the batch."""
-        return (self.errors().sum(dim=2) / self.mask_BK.sum(dim=1)[:, None]).mean()
+        """Their Huber loss, averaged over an example's tokens, then over indices and the batch.
+
+        Fed back, a state that has gone astray can grow from token to token without bound. Squared, one such example
+        outweighed the batch and led the next ones astray: training lost what it had learned, for a hundred steps.
+        """
+        return (huber(self.errors()).sum(dim=2) / self.mask_BK.sum(dim=1)[:, None]).mean()
 
 
 def generate(

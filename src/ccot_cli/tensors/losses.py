@@ -3,6 +3,7 @@
 Dimensions: B batch, K contemplation tokens, O answer tokens, D model width, V vocabulary.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -29,6 +30,17 @@ def scaled_errors(z_hat_BKD: Tensor, z_BKD: Tensor) -> Tensor:
     z_BKD = z_BKD.float()
     variance_BK = z_BKD.var(dim=-1, correction=0).clamp_min(1e-12)
     return (z_hat_BKD.float() - z_BKD).square().mean(dim=-1) / variance_BK
+
+
+def huber(errors: Tensor) -> Tensor:
+    """Squared errors up to 1 as they are, and beyond in proportion to their roots (Huber, 1964).
+
+    So a token that is worse than its target's own mean pulls no harder than one that is as bad as that.
+
+    Args:
+        errors: From `scaled_errors`, of any shape.
+    """
+    return torch.where(errors <= 1, errors, 2 * errors.clamp_min(1).sqrt() - 1)
 
 
 def answer_cross_entropy(logits_BOV: Tensor, target_BO: Tensor, mask_BO: Tensor) -> Tensor:
