@@ -52,7 +52,7 @@ class Stopping(Progress):
         self.label, self.left = label, after
 
     @contextmanager
-    def task(self, label: str, *, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
+    def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
         def advance(count: int = 1, **figures: str) -> None:
             if label.startswith(self.label):
                 self.left -= count

@@ -11,10 +11,10 @@ class Progress:
         """One line about what was decided or done."""
 
     @contextmanager
-    def task(self, label: str, *, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
+    def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
         """Open a piece of work; call what it yields as `advance(count, **figures)`.
 
-        Figures are shown beside the bar, for example `loss="0.12"`.
+        Figures are shown beside the bar, for example `loss="0.12"`; what an earlier run has done counts from the start.
         """
 
         def advance(count: int = 1, **figures: str) -> None: ...

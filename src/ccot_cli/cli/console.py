@@ -80,12 +80,12 @@ def aligned(rows: Sequence[Sequence[str]], *, align: str) -> list[str]:
 class _Work:
     """How far a piece of work is, in words."""
 
-    def __init__(self, label: str, total: int | None, unit: str) -> None:
+    def __init__(self, label: str, total: int | None, unit: str, done: int) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.figures: dict[str, str] = {}
         self._start = time.monotonic()
-        # The pace is that of the latest steps, so that what a resumed run skips is soon forgotten.
-        self._marks = deque([(0.0, 0)], maxlen=100)
+        # The pace is that of the latest steps.
+        self._marks = deque([(0.0, done)], maxlen=100)
 
     @property
     def done(self) -> int:
@@ -126,8 +126,8 @@ class TerminalProgress(Progress):
         self._console.print(text)
 
     @contextmanager
-    def task(self, label: str, *, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
-        work = _Work(label, total, unit)
+    def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
+        work = _Work(label, total, unit, done)
         draw = self._bar if self._console.is_terminal else self._lines
         try:
             with draw(work) as show:
@@ -145,7 +145,7 @@ class TerminalProgress(Progress):
     @contextmanager
     def _lines(self, work: _Work) -> Iterator[Callable[[], None]]:
         self.say(f"{work.label}: {'' if work.total is None else f'{work.total:,} '}{work.unit}")
-        last_seconds, last_done = work.seconds, 0
+        last_seconds, last_done = work.seconds, work.done
 
         def show() -> None:
             nonlocal last_seconds, last_done

@@ -53,8 +53,7 @@ def take_steps(
         optimiser.resume(checkpoint)
         lines = [json.loads(line) for line in log.read_text().splitlines()][: optimiser.step_count]
         progress.say(f"resumed after step {optimiser.step_count:,}")
-    with progress.task(label, total=optimiser.num_steps, unit="steps") as advance:
-        advance(optimiser.step_count)
+    with progress.task(label, total=optimiser.num_steps, unit="steps", done=optimiser.step_count) as advance:
         for loss in training.steps():
             step = optimiser.step_count
             advance(1, **figures(loss))
