@@ -73,7 +73,9 @@ def best_of_each(scores: Tensor, segments: list[int], num_tokens: int, *, rounds
     A segment gives its best token first, then every second token before that, the nearest first (they hold what the
     best one is made from), then the others by score. What is left of k after the rounds goes to the chain's last
     tokens. So which token comes next can be told from those before it: a choice that hung on k would hang on the
-    length of a chain that is not written yet. Where k does not suffice, the segments nearer the answer give first.
+    length of a chain that is not written yet. Where k does not suffice, the last segment gives first, which holds the
+    result, then the others in their order: so tokens are left out at the end of a generation, and a step that is hard
+    for want of them spoils none before it.
 
     Args:
         scores: One number for each of the m chain tokens.
@@ -81,7 +83,8 @@ def best_of_each(scores: Tensor, segments: list[int], num_tokens: int, *, rounds
         num_tokens: k.
         rounds: How many tokens a segment gives.
     """
-    ranked = [_ranked(scores, segments, segment) for segment in sorted(set(segments), reverse=True)]
+    *earlier, last = sorted(set(segments))
+    ranked = [_ranked(scores, segments, segment) for segment in (last, *earlier)]
     given = [positions[rank] for rank in range(rounds) for positions in ranked if rank < len(positions)]
     left = [position for position in reversed(range(len(segments))) if position not in given]
     return sorted([*given, *left][:num_tokens])
