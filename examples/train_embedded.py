@@ -69,7 +69,9 @@ PHASES = (
 )
 """Numbers as they come first, then smaller ones, then those of the shipped problems until they are right."""
 
-RATIOS = (Decimal("0.05"), Decimal("0.1"))
+RATIO = Decimal("0.1")
+"""Where φ is trained from nothing; elsewhere it goes on from there."""
+OTHER_RATIOS = (Decimal("0.05"),)
 BASELINES: tuple[BaselineName, ...] = ("direct", "pause")
 
 
@@ -240,16 +242,17 @@ def train_methods() -> None:
     settings = override(workspace.settings, SHIPPED_SETTINGS)
     progress = TerminalProgress()
     precompute.run(workspace, settings, overrides=tuple(SHIPPED_SETTINGS), progress=progress)
-    for ratio in RATIOS:
+    for ratio in (RATIO, *OTHER_RATIOS):
         score.run(workspace, settings, ratio, progress=progress)
-        train_phi.run(workspace, settings, ratio, progress=progress)
+        chosen = settings if ratio == RATIO else override(settings, GOING_ON)
+        train_phi.run(workspace, chosen, ratio, progress=progress)
         result = train_psi.run(workspace, settings, ratio, progress=progress)
         progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
         ship(workspace.folder(train_psi.STAGE, ratio_name(ratio)), METHODS_FOLDER / ratio_name(ratio))
     for name in BASELINES:
-        compared = train_baseline.run(workspace, settings, name, RATIOS[-1], progress=progress)
+        compared = train_baseline.run(workspace, settings, name, RATIO, progress=progress)
         progress.say(f"{name}: validation accuracy {compared.validation_accuracy:.3f}")
-        key = train_baseline.key_of(name, RATIOS[-1])
+        key = train_baseline.key_of(name, RATIO)
         ship(workspace.folder(train_baseline.STAGE, key), METHODS_FOLDER / key)
 
 
@@ -263,6 +266,14 @@ SHIPPED_SETTINGS: dict[str, Any] = {
     "train_psi.epochs": 1,
 }
 """Beyond the preset's defaults, which are made for minutes."""
+
+GOING_ON: dict[str, Any] = {
+    "train_phi.start": ratio_name(RATIO),
+    "train_phi.taught_epochs": 0,
+    "train_phi.epochs": 3,
+    "train_phi.learning_rate": 0.005,
+}
+"""And where φ has learned at another ratio."""
 
 
 def ship(source: Path, target: Path) -> None:
@@ -287,9 +298,13 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
     """Measure on the test split and write the model card."""
     workspace = Workspace.open(BUILD_FOLDER / "workspace")
     settings = override(workspace.settings, {"eval.limit": num_test})
-    phi_steps, psi_steps = (
-        workspace.require(stage, ratio_name(RATIOS[-1])).manifest.summary["num_steps"]
-        for stage in (train_phi.STAGE, train_psi.STAGE)
+    phi_steps, more_steps, psi_steps = (
+        workspace.require(stage, ratio_name(ratio)).manifest.summary["num_steps"]
+        for stage, ratio in (
+            (train_phi.STAGE, RATIO),
+            (train_phi.STAGE, OTHER_RATIOS[-1]),
+            (train_psi.STAGE, RATIO),
+        )
     )
     result = evaluate.run(None, settings, progress=TerminalProgress())
     write_json(EMBEDDED_FOLDER / "metrics.json", {"training": training, **result.to_json()})
@@ -309,7 +324,8 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
         rule="---|" * len(steps),
         step_rows="\n".join(step_rows),
         n=num_test,
-        ratios=" and ".join(f"{ratio:f}" for ratio in RATIOS),
+        others=" and ".join(f"{ratio:f}" for ratio in OTHER_RATIOS),
+        more_steps=more_steps,
         machine=platform.machine(),
         phi_steps=phi_steps,
         psi_steps=psi_steps,
@@ -329,9 +345,10 @@ beyond those problems.
 - θ: {steps:,} steps of 32 problems in three phases, from wide ranges of numbers to those of the shipped problems
   (`PHASES` in the script), with Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores that had other
   work too.
-- φ, ψ and END at r = {ratios}: 30,000 training problems, the settings of `ccot init` but for those that the script
-  names (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ for each, 64 problems a step.
-  `direct` (r = 0) and `pause` are trained on the same problems for as many steps as ψ.
+- φ, ψ and END at r = 0.1: 30,000 training problems, the settings of `ccot init` but for those that the script names
+  (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ, 64 problems each. At r = {others} φ
+  goes on from there for {more_steps:,} steps. `direct` (r = 0) and `pause` are trained on the same problems for as many
+  steps as ψ.
 - Stored in bfloat16, computed in float32 on a CPU.
 
 Exact match on {n:,} problems of the test split, which shares no problem with training (95 % Wilson interval), and the
