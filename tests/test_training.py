@@ -322,10 +322,12 @@ def test_a_resumed_joint_training_ends_in_the_same_bits(make_theta: MakeTheta, t
 def test_kept_queries_are_the_fresh_ones_to_the_rounding_of_the_file(theta: Theta, tmp_path: Path) -> None:
     adapters = shaken(theta, PHI)
     queries = [problem.query for problem in encoded_problems(theta, 5)]
-    kept, fresh = KeptQueries(theta, adapters, queries, tmp_path / "q"), FreshQueries(theta, adapters, queries)
+    kept = KeptQueries(theta, adapters, queries, LAYER, tmp_path / "q")
+    fresh = FreshQueries(theta, adapters, queries, LAYER)
     assert sum(kept.fill(batch_tokens=100)) == 5
     assert (tmp_path / "q").stat().st_size == num_bytes(theta, queries)
-    one, other = kept.sequence([3, 0, 4]), fresh.sequence([3, 0, 4])
+    (one, first), (other, expected) = kept.encoded([3, 0, 4]), fresh.encoded([3, 0, 4])
+    torch.testing.assert_close(first, expected, atol=1e-5, rtol=1e-4)
     assert torch.equal(one.mask_BS, other.mask_BS)
     for layer in range(theta.num_layers):
         for ours, theirs in zip(one.keys_values(layer), other.keys_values(layer), strict=True):
@@ -390,12 +392,13 @@ def test_a_restart_forgets_the_moments_and_warms_up_again(kind: OptimiserName) -
 
 
 def rolled_out(theta: Theta, adapters: Adapters, examples: list[PsiExample]) -> list[torch.Tensor]:
-    rolled = dict(roll_out(theta, adapters, examples, layer=LAYER, batch_size=4))
+    queries, counts = fresh_queries(theta, adapters, examples), [example.num_tokens for example in examples]
+    rolled = dict(roll_out(theta, adapters, queries, counts, layer=LAYER, batch_size=4))
     return [rolled[number] for number in range(len(examples))]
 
 
 def fresh_queries(theta: Theta, adapters: Adapters, examples: Rows[PsiExample | PhiExample]) -> FreshQueries:
-    return FreshQueries(theta, adapters, [example.query for example in examples])
+    return FreshQueries(theta, adapters, [example.query for example in examples], LAYER)
 
 
 def psi_training(
@@ -404,8 +407,7 @@ def psi_training(
     rollouts, queries = rolled_out(theta, adapters, examples), fresh_queries(theta, adapters, examples)
     context: Context
     if unfreeze == "all":
-        firsts = [rollout[0] for rollout in rollouts]
-        context = UnrolledContext(theta, adapters, queries, firsts, LAYER)
+        context = UnrolledContext(theta, adapters, queries, LAYER)
     else:
         context = RolloutContext(theta, adapters, queries, rollouts, LAYER, trains_above=unfreeze == "above")
     return PsiTraining(theta, adapters, examples, context, epochs=epochs, batch_size=3, learning_rate=5e-2, seed=1)

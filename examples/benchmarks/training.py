@@ -59,7 +59,8 @@ class Bench:
             for ids in self.ids
         ]
         self.adapters = self._adapters(self.theta)
-        self.queries = KeptQueries(self.theta, self.adapters, [each.query for each in self.examples], folder / "kept")
+        queries = [each.query for each in self.examples]
+        self.queries = KeptQueries(self.theta, self.adapters, queries, self.layer, folder / "kept")
         for _ in self.queries.fill(batch_tokens=4096):
             pass
 

@@ -52,13 +52,17 @@ Rollouts = list[Tensor]
 
 @torch.no_grad()
 def roll_out(
-    theta: Theta, adapters: Adapters, examples: Rows[PsiExample], *, layer: int, batch_size: int
+    theta: Theta, adapters: Adapters, queries: Queries, num_tokens: Rows[int], *, layer: int, batch_size: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Generate every problem's k contemplation tokens with φ and yield what was fed, by the problem's number."""
-    lengths = [len(example.query) for example in examples]
+    """Generate every problem's k contemplation tokens with φ and yield what was fed, by the problem's number.
+
+    Args:
+        num_tokens: k of every problem.
+    """
+    lengths = [len(query) for query in queries.queries]
     for batch in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
-        counts = torch.tensor([examples[number].num_tokens for number in batch])
-        sequence, first_BD = encode_query(theta, adapters, [examples[number].query for number in batch], layer=layer)
+        counts = torch.tensor([num_tokens[number] for number in batch])
+        sequence, first_BD = queries.encoded(batch)
         tokens = contemplate(
             theta,
             adapters,
@@ -70,7 +74,7 @@ def roll_out(
             chunk=int(counts.max()),
         )
         for row, number in enumerate(batch):
-            yield number, tokens.inputs_BKD[row, : examples[number].num_tokens].clone()
+            yield number, tokens.inputs_BKD[row, : num_tokens[number]].clone()
 
 
 @dataclass(frozen=True)
@@ -154,8 +158,6 @@ class UnrolledContext:
     theta: Theta
     adapters: Adapters
     queries: Queries
-    firsts: Rows[Tensor]
-    """z_0 of every problem: D."""
     layer: int
 
     @property
@@ -163,9 +165,8 @@ class UnrolledContext:
         return self.adapters.parameters(PHI)
 
     def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
-        sequence = self.queries.sequence(numbers)
+        sequence, first_BD = self.queries.encoded(numbers)
         self.adapters.use(PHI)
-        first_BD = torch.stack([self.firsts[number] for number in numbers]).to(self.theta.device)
         mask_BK = first_columns([example.num_tokens for example in batch], device=self.theta.device)
         _, lower_BKD = feed_back(self.theta, sequence, first_BD, mask_BK, layer=self.layer)
         last_BKD = self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence)

@@ -1,6 +1,6 @@
 """The queries of a data set under θ. Nothing that is trained later changes their keys and values, so they may be kept.
 
-Dimensions: B batch, N query, S all tokens of all queries, H heads, C channels of a head.
+Dimensions: B batch, Q queries, N query, S all tokens of all queries, H heads, C channels of a head, D width.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
@@ -27,32 +28,49 @@ class Queries(Protocol):
         ...
 
     def sequence(self, numbers: Rows[int]) -> Sequence:
-        """What `encode_query` returns for these problems, padded on the left."""
+        """These problems' queries, padded on the left."""
+        return self.encoded(numbers)[0]
+
+    def encoded(self, numbers: Rows[int]) -> tuple[Sequence, Tensor]:
+        """What `encode_query` returns for these problems: the sequence, and z_0 (B, D)."""
         ...
 
 
-class FreshQueries:
-    """Run anew whenever they are asked for: for models whose keys and values are too many to keep."""
+class FreshQueries(Queries):
+    """Run anew whenever they are asked for: for models whose keys and values are too many to keep.
 
-    def __init__(self, theta: Theta, adapters: Adapters, queries: Rows[list[int]]) -> None:
-        self.theta, self.adapters, self.queries = theta, adapters, queries
+    Args:
+        queries: Token ids by problem.
+        layer: Autoregressive layer l, where z_0 is read.
+    """
+
+    def __init__(self, theta: Theta, adapters: Adapters, queries: Rows[list[int]], layer: int) -> None:
+        self.theta, self.adapters, self.layer = theta, adapters, layer
+        self._queries = queries
+
+    @property
+    def queries(self) -> Rows[list[int]]:
+        return self._queries
 
     @torch.no_grad()
-    def sequence(self, numbers: Rows[int]) -> Sequence:
+    def encoded(self, numbers: Rows[int]) -> tuple[Sequence, Tensor]:
         queries = [self.queries[number] for number in numbers]
-        return encode_query(self.theta, self.adapters, queries, layer=self.theta.num_layers)[0]
+        return encode_query(self.theta, self.adapters, queries, layer=self.layer)
 
 
-class KeptQueries:
+class KeptQueries(Queries):
     """Keys and values of every query, every layer, computed once into a file that is mapped into memory.
 
     Args:
         queries: Token ids by problem.
+        layer: Autoregressive layer l, where z_0 is read.
         path: The file, made anew; two bytes a number.
     """
 
-    def __init__(self, theta: Theta, adapters: Adapters, queries: Rows[list[int]], path: Path) -> None:
-        self.theta, self.adapters, self.queries = theta, adapters, queries
+    def __init__(self, theta: Theta, adapters: Adapters, queries: Rows[list[int]], layer: int, path: Path) -> None:
+        self.theta, self.adapters, self.layer = theta, adapters, layer
+        self._queries = queries
+        self._firsts_QD = torch.zeros(len(queries), theta.model.config.hidden_size, dtype=theta.dtype)
         lengths = torch.tensor([0, *map(len, queries)])
         self._offsets = lengths.cumsum(0).tolist()
         self._width = width(theta)
@@ -61,13 +79,19 @@ class KeptQueries:
             str(path), shared=True, size=self._offsets[-1] * self._width, dtype=STORED_DTYPE
         ).view(-1, self._width)
 
+    @property
+    def queries(self) -> Rows[list[int]]:
+        return self._queries
+
     @torch.no_grad()
     def fill(self, *, batch_tokens: int) -> Iterator[int]:
         """Run θ over every query, yielding how many a batch had."""
         lengths = [len(query) for query in self.queries]
         for batch in plan_batches(lengths, batch_tokens=batch_tokens):
             depth = self.theta.num_layers
-            sequence, _ = encode_query(self.theta, self.adapters, [self.queries[n] for n in batch], layer=depth)
+            chosen = [self.queries[number] for number in batch]
+            sequence, first_BD = encode_query(self.theta, self.adapters, chosen, layer=self.layer)
+            self._firsts_QD[batch] = first_BD.cpu()
             both = [tensor for layer in range(depth) for tensor in sequence.keys_values(layer)]
             self._shape = both[0].shape[1], both[0].shape[3]
             rows_BNW = torch.stack(both, dim=1).permute(0, 3, 1, 2, 4).flatten(2)
@@ -76,7 +100,7 @@ class KeptQueries:
                 self._rows_SW[start:end] = rows_BNW[place, start - end :].to(STORED_DTYPE)
             yield len(batch)
 
-    def sequence(self, numbers: Rows[int]) -> Sequence:
+    def encoded(self, numbers: Rows[int]) -> tuple[Sequence, Tensor]:
         theta = self.theta
         longest = max(self._offsets[number + 1] - self._offsets[number] for number in numbers)
         rows_BNW = torch.zeros(len(numbers), longest, self._width, dtype=STORED_DTYPE)
@@ -91,7 +115,7 @@ class KeptQueries:
         cache = empty_cache()
         for layer in range(theta.num_layers):
             cache.update(both[2 * layer], both[2 * layer + 1], layer_idx=layer)
-        return Sequence(cache, mask_BN.to(theta.device))
+        return Sequence(cache, mask_BN.to(theta.device)), self._firsts_QD[list(numbers)].to(theta.device)
 
 
 def width(theta: Theta) -> int:

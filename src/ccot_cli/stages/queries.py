@@ -14,12 +14,14 @@ SHARE_OF_DISK = 0.5
 BATCH_TOKENS = 8192
 
 
-def open_queries(theta: Theta, adapters: Adapters, queries: Rows[list[int]], path: Path, progress: Progress) -> Queries:
+def open_queries(
+    theta: Theta, adapters: Adapters, queries: Rows[list[int]], layer: int, path: Path, progress: Progress
+) -> Queries:
     """Kept in a file at `path`, which the caller removes, or run anew at every step where that would be too large."""
     needed = num_bytes(theta, queries)
     if needed > min(MOST_BYTES, SHARE_OF_DISK * free_bytes(path.parent)):
-        return FreshQueries(theta, adapters, queries)
-    kept = KeptQueries(theta, adapters, queries, path)
+        return FreshQueries(theta, adapters, queries, layer)
+    kept = KeptQueries(theta, adapters, queries, layer, path)
     with progress.task("queries under θ", total=len(queries), unit="problems") as advance:
         for count in kept.fill(batch_tokens=BATCH_TOKENS):
             advance(count)

@@ -138,7 +138,8 @@ class _Job:
 
     def _queries(self, examples: list[PhiExample], name: str) -> Queries:
         path = self.build.scratch(f"queries-{name}.bin")
-        return open_queries(self.theta, self.adapters, [each.query for each in examples], path, self.progress)
+        ids, layer = [each.query for each in examples], self.chosen.autoregressive_layer
+        return open_queries(self.theta, self.adapters, ids, layer, path, self.progress)
 
     @cached_property
     def judge(self) -> PhiJudge:

@@ -117,23 +117,23 @@ class _Job:
 
     def _queries(self, examples: list[PsiExample], name: str, build: Build) -> Queries:
         path = build.scratch(f"queries-{name}.bin")
-        return open_queries(self.theta, self.adapters, [each.query for each in examples], path, self.progress)
+        ids = [each.query for each in examples]
+        return open_queries(self.theta, self.adapters, ids, self.layer, path, self.progress)
 
     def _context(self, queries: Queries) -> Context:
         """What ψ learns to decode from."""
-        unfreeze, rollouts = self.settings.train_psi.unfreeze, self._roll_out(self.train_examples)
+        unfreeze = self.settings.train_psi.unfreeze
         if unfreeze == "all":
-            # z_0 is what every rollout was fed first.
-            firsts = [rollout[0] for rollout in rollouts]
-            return UnrolledContext(self.theta, self.adapters, queries, firsts, self.layer)
-        above = unfreeze == "above"
+            return UnrolledContext(self.theta, self.adapters, queries, self.layer)
+        rollouts, above = self._roll_out(queries, self.train_examples), unfreeze == "above"
         return RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer, trains_above=above)
 
-    def _roll_out(self, examples: list[PsiExample]) -> Rollouts:
+    def _roll_out(self, queries: Queries, examples: list[PsiExample]) -> Rollouts:
         rollouts = {}
+        counts = [each.num_tokens for each in examples]
         with self.progress.task("contemplation tokens", total=len(examples), unit="problems") as advance:
             for number, inputs_KD in roll_out(
-                self.theta, self.adapters, examples, layer=self.layer, batch_size=self._forward_size
+                self.theta, self.adapters, queries, counts, layer=self.layer, batch_size=self._forward_size
             ):
                 rollouts[number] = inputs_KD
                 advance()
@@ -172,8 +172,10 @@ class _Job:
         self.adapters.save(PHI, build.folder)
         Method("ccot", f"{self.ratio:f}", self.layer).save(build.folder)
         # What φ is fed has changed only where its layers up to l have learned.
-        kept = context.rollouts if isinstance(context, RolloutContext) else self._roll_out(self.train_examples)
-        end = self._train_end(build, queries, kept)
+        rollouts = (
+            context.rollouts if isinstance(context, RolloutContext) else self._roll_out(queries, self.train_examples)
+        )
+        end = self._train_end(build, queries, rollouts)
         accuracy, mean_tokens = validate(
             self.theta, self.adapters, build.folder, self.held_out, self.settings, self.progress
         )
@@ -190,10 +192,8 @@ class _Job:
 
     def _train_end(self, build: Build, queries: Queries, rollouts: Rollouts) -> dict[str, float]:
         """Fit END on rollouts of the training problems and judge it on validation's."""
-        pairs = (
-            (queries, rollouts),
-            (self._queries(self.held_examples, "validation", build), self._roll_out(self.held_examples)),
-        )
+        held = self._queries(self.held_examples, "validation", build)
+        pairs = (queries, rollouts), (held, self._roll_out(held, self.held_examples))
         states = [
             last_states(RolloutContext(self.theta, self.adapters, *pair, self.layer), batch_size=self._forward_size)
             for pair in pairs

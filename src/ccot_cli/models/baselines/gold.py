@@ -80,7 +80,8 @@ class Gold(Baseline):
             replace(lesson, num_tokens=len(states_JID) - 1)
             for lesson, states_JID in zip(course.answers(0), course.gold, strict=True)
         ]
-        queries = FreshQueries(course.theta, course.adapters, [problem.query for problem in course.problems])
+        ids, depth = [problem.query for problem in course.problems], course.theta.num_layers
+        queries = FreshQueries(course.theta, course.adapters, ids, depth)
         return course.training(lessons, GoldContext(course.theta, course.adapters, queries, course.gold))
 
     def save(self, folder: Path) -> None:
