@@ -165,7 +165,7 @@ def test_ask_reads_a_pipe(trained: Path, capsys: pytest.CaptureFixture[str], mon
 def test_ask_in_json_tells_what_it_cost(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = output(capsys, "ask", QUESTION, "--format", "json")
     fields = json.loads(out)
-    assert fields.keys() == {"answer", "ratio", "contemplation_tokens", "seconds", "truncated", "model"}
+    assert fields.keys() == {"answer", "method", "ratio", "contemplation_tokens", "seconds", "truncated", "model"}
     assert fields["contemplation_tokens"] >= 1
 
 
