@@ -196,7 +196,7 @@ def test_without_stages_latent_thoughts_are_the_written_chain(llama: Theta) -> N
     adapters = shaken(llama, PSI)
     latent, written = Coconut().training(course(llama, adapters)), Cot().training(course(llama, adapters))
     assert lessons(latent, 0) == lessons(written, 0)
-    torch.testing.assert_close(latent.loss([0, 1, 2]), written.loss([0, 1, 2]))
+    torch.testing.assert_close(latent.share([0, 1, 2], [0, 1, 2]), written.share([0, 1, 2], [0, 1, 2]))
 
 
 def test_latent_thoughts_replace_one_line_more_with_every_stage(llama: Theta) -> None:

@@ -14,11 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from ccot_cli import files
 from ccot_cli.config import BaselineName, Settings, override
+from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import CorruptError, DivergedError, MissingError, ResourceError, UsageError
+from ccot_cli.models import gold
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
+from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, precompute, score, sweep, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
@@ -560,6 +563,30 @@ def test_where_memory_is_short_batches_are_halved_and_answers_stay(
     monkeypatch.setattr(type(reasoner), "reply", lambda self, batch: (_ for _ in ()).throw(RuntimeError("another")))
     with pytest.raises(RuntimeError, match="another"):
         reply_in_parts(reasoner, questions)
+
+
+def test_where_memory_is_short_hidden_states_come_from_smaller_batches(
+    make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theta, run = make_theta("llama"), gold._run
+    told = [Problem("", "Mia has 3 pens. " * count, "3 + 4 = 7", "7") for count in range(1, 6)]
+    problems = [theta.encoder.problem(each) for each in told]
+    options = {"indices": range(theta.num_layers + 1), "batch_tokens": 4096, "dtype": torch.float32}
+    expected = dict(gold.gold_states(theta, problems, **options))  # type: ignore[arg-type]
+    sizes = []
+
+    def short(theta: Theta, part: list[EncodedProblem], **options: object) -> list[torch.Tensor]:
+        sizes.append(len(part))
+        if len(part) > 2:
+            raise MemoryError
+        return run(theta, part, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gold, "_run", short)
+    found = dict(gold.gold_states(theta, problems, **options))  # type: ignore[arg-type]
+    assert sizes == [5, 2, 3, 1, 2]
+    assert found.keys() == expected.keys()
+    for number, states in expected.items():
+        torch.testing.assert_close(found[number], states, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K's training file is not here")

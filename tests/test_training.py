@@ -10,14 +10,14 @@ import pytest
 import torch
 from conftest import MakeTheta, shaken
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.word_problems import generate
-from ccot_cli.errors import DivergedError
+from ccot_cli.errors import DivergedError, ResourceError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.end import End, fit_end
 from ccot_cli.models.gold import gold_states, plan_batches
@@ -241,13 +241,12 @@ def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, sh
         range(5),
         layer=LAYER,
         gold_share=share,
-        generator=seeded(4),
+        seed="4",
         through_rollout=through,
     )
-    drawn = torch.rand(made.mask_BK.shape, generator=seeded(4)) < share
-    slow = slow_joint_loss(
-        theta, adapters, examples, lambda number, column: bool(drawn[number, column]), through=through
-    )
+    draws = [random.Random(f"4/{number}") for number in range(5)]
+    drawn = [[draw.random() < share for _ in range(made.mask_BK.shape[1])] for draw in draws]
+    slow = slow_joint_loss(theta, adapters, examples, lambda number, column: drawn[number][column], through=through)
     torch.testing.assert_close(made.loss(), slow, atol=1e-5, rtol=1e-4)
     ours = torch.autograd.grad(made.loss(), parameters, allow_unused=True)
     theirs = torch.autograd.grad(slow, parameters, allow_unused=True)
@@ -437,7 +436,7 @@ def test_without_contemplation_tokens_psi_is_plain_fine_tuning(theta: Theta) -> 
     examples = [PsiExample(p.query, marker, p.answer, 0) for p in encoded_problems(theta, 1)]
     options = {"epochs": 1, "batch_size": 1, "learning_rate": 1e-2, "seed": 0}
     training = PsiTraining(theta, adapters, examples, QueryContext(theta, adapters), **options)  # type: ignore[arg-type]
-    found = training.loss([0])
+    found = training.share([0], [0])
     adapters.use(PSI)
     ids = torch.tensor([[*examples[0].query, *marker, *examples[0].answer]])
     labels = ids.clone()
@@ -485,9 +484,9 @@ def test_last_states_label_the_last_of_each_problems_tokens(llama: Theta) -> Non
 def test_an_unrolled_step_has_the_loss_of_a_replayed_one_and_teaches_every_layer(theta: Theta) -> None:
     adapters = shaken(theta, PHI, PSI)
     examples = psi_examples(theta)
-    replayed = psi_training(theta, adapters, examples).loss([0, 1, 2]).detach()
+    replayed = psi_training(theta, adapters, examples).share([0, 1, 2], [0, 1, 2]).detach()
     training = psi_training(theta, adapters, examples, unfreeze="all")
-    loss = training.loss([0, 1, 2])
+    loss = training.share([0, 1, 2], [0, 1, 2])
     torch.testing.assert_close(loss.detach(), replayed, atol=1e-5, rtol=1e-4)
     loss.backward()  # type: ignore[no-untyped-call]
     taught = {name for name, parameter in adapters.named_parameters() if parameter.grad is not None}
@@ -583,7 +582,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_several_in_a_row_stop_tra
 def test_the_query_is_never_taught(llama: Theta) -> None:
     adapters = shaken(llama, PHI)
     training = psi_training(llama, adapters, psi_examples(llama))
-    training.loss([0, 1]).backward()  # type: ignore[no-untyped-call]
+    training.share([0, 1], [0, 1]).backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is None for name, parameter in adapters.named_parameters() if "lora_" not in name)
 
 
@@ -610,6 +609,81 @@ def test_end_is_taught_to_phi_where_phi_learns_with_psi(llama: Theta) -> None:
     # Its weights start at zero; once they are not, the last layer of φ learns from it too.
     training = psi_training(llama, adapters, examples)
     training.end_1W.data.normal_(generator=seeded(2))
-    training.loss([0, 1, 2]).backward()  # type: ignore[no-untyped-call]
+    training.share([0, 1, 2], [0, 1, 2]).backward()  # type: ignore[no-untyped-call]
     last = adapters.parameters(PHI, layers=range(llama.num_layers - 1, llama.num_layers))
     assert all(parameter.grad is not None for name, parameter in last.items() if "down_proj" in name)
+
+
+def trainings(theta: Theta, adapters: Adapters, **changes: object) -> list[JointTraining | PsiTraining]:
+    """φ in the middle of its weaning, and ψ with φ's upper layers and END."""
+    joint = joint_training(theta, adapters, phi_examples(theta, 7), taught_epochs=0, batch_size=7, **changes)
+    psi = psi_training(theta, adapters, psi_examples(theta))
+    psi.end_1W.data.normal_(generator=seeded(2))
+    return [joint, psi]
+
+
+def gradients_of(training: JointTraining | PsiTraining, parts: list[list[int]]) -> tuple[float, list[Tensor]]:
+    whole = [number for part in parts for number in part]
+    training.adapters.train_only(training.optimiser.parameters)
+    parameters = list(training.optimiser.parameters.values())
+    for parameter in parameters:
+        parameter.grad = None
+    total = 0.0
+    for part in parts:
+        loss = training.share(part, whole)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total, [torch.zeros(1) if each.grad is None else each.grad.clone() for each in parameters]
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["phi", "psi"])
+def test_the_shares_of_a_batch_add_up_to_its_loss_and_gradient(llama: Theta, kind: int) -> None:
+    training = trainings(llama, shaken(llama, PHI, PSI))[kind]
+    loss, whole = gradients_of(training, [[3, 0, 5, 1, 6]])
+    shares, parts = gradients_of(training, [[3], [0, 5], [1, 6]])
+    assert shares == pytest.approx(loss, rel=1e-5)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-4)
+    assert sum(float(each.norm()) for each in whole) > 0
+
+
+def test_a_layer_in_micro_batches_learns_what_it_learns_in_whole_ones(make_theta: MakeTheta) -> None:
+    states = []
+    for size in (None, 2):
+        theta = make_theta("llama")
+        adapters, examples = shaken(theta, PHI), phi_examples(theta, 8)
+        options = {"epochs": 1, "batch_size": 5, "learning_rate": 1e-2, "seed": 5, "micro_batch_size": size}
+        list(train_layerwise(theta, adapters, examples, examples[:2], layer=LAYER, **options))  # type: ignore[arg-type]
+        states.append(adapters.state(PHI))
+    for name, whole in states[0].items():
+        torch.testing.assert_close(states[1][name], whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("CUDA"), RuntimeError("CPU: not enough memory")])
+def test_where_memory_does_not_suffice_a_step_is_taken_in_smaller_parts(fault: Exception) -> None:
+    weight, seen = nn.Parameter(torch.ones(2)), []
+
+    def share(part: Rows[int], whole: Rows[int]) -> Tensor:
+        seen.append(list(part))
+        if len(part) > 3:
+            raise fault
+        return sum((weight * number).sum() for number in part) / len(whole)  # type: ignore[return-value]
+
+    optimiser = Optimiser({"weight": weight}, learning_rate=0.1, num_steps=20)
+    assert optimiser.step_on(range(8), share) == pytest.approx(7.0)
+    assert [len(part) for part in seen] == [8, 4, 2, 2, 2, 2]
+    assert weight.grad is not None
+    # Clipped to a norm of 1; nothing of the attempts that failed is left in it.
+    assert weight.grad.tolist() == pytest.approx([0.5**0.5] * 2)
+    seen.clear()
+    optimiser.step_on(range(3), share)
+    assert [len(part) for part in seen] == [2, 1]
+
+
+def test_a_single_example_that_does_not_fit_is_refused() -> None:
+    def share(part: Rows[int], whole: Rows[int]) -> Tensor:
+        raise MemoryError
+
+    optimiser = Optimiser({"weight": nn.Parameter(torch.ones(2))}, learning_rate=0.1, num_steps=20)
+    with pytest.raises(ResourceError):
+        optimiser.step_on([0, 1], share)

@@ -191,7 +191,9 @@ class TrainPhiConfig(Section):
     through_rollout: bool = False
     """Whether gradients pass from token to token; joint only."""
     batch_size: int = Field(default=64, ge=1)
-    """Problems at a time."""
+    """Problems a step."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Problems whose gradients are computed at once and added up; a whole batch's, or what fits into memory."""
     optimiser: OptimiserName = "muon"
     """adamw, or muon, which takes fewer steps on small models."""
     learning_rate: float = Field(default=8e-3, gt=0)
@@ -214,7 +216,9 @@ class TrainPsiConfig(Section):
     epochs: int = Field(default=4, ge=1)
     """Passes over the data."""
     batch_size: int = Field(default=64, ge=1)
-    """Problems at a time."""
+    """Problems a step."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Problems whose gradients are computed at once and added up; a whole batch's, or what fits into memory."""
     optimiser: OptimiserName = "muon"
     """adamw, or muon, which takes fewer steps on small models."""
     learning_rate: float = Field(default=4e-3, gt=0)
@@ -286,8 +290,8 @@ _WITHOUT_EFFECT = {
     "data": {"test_source", "test_split"},
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
     "score": {"ceiling_steps"},
-    "train_phi": {"checkpoint_steps"},
-    "train_psi": {"checkpoint_steps"},
+    "train_phi": {"checkpoint_steps", "micro_batch_size"},
+    "train_psi": {"checkpoint_steps", "micro_batch_size"},
     "decoding": {"engine"},
 }
 """Settings that change how a stage runs but not what comes out."""

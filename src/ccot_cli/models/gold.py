@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.memory import in_parts
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_right
 
@@ -58,24 +59,30 @@ def gold_states(
     for batch in plan_batches(lengths, batch_tokens=batch_tokens):
         if skip >= set(batch):
             continue
-        ids_BT, mask_BT = pad_right(
-            [solution_ids(theta, problems[number]) for number in batch], fill=theta.pad_id, device=theta.device
-        )
-        sequence = Sequence.empty(len(batch), theta.device)
-        sequence.extend(mask_BT)
-        wanted_BT = torch.zeros_like(mask_BT)
-        for row, number in enumerate(batch):
-            if number not in skip:
-                start = len(problems[number].query) - 1
-                wanted_BT[row, start : start + 1 + len(problems[number].chain)] = True
-        hidden_BTD = theta.blocks.enter(theta.blocks.embedding(ids_BT), sequence)
-        kept: list[Tensor] = []
-        for index in range(theta.num_layers + 1):
-            if index:
-                hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
-            if index in indices:
-                kept.append(hidden_BTD[wanted_BT].to(dtype))
-        numbers = [number for number in batch if number not in skip]
-        counts = [1 + len(problems[number].chain) for number in numbers]
-        rows = torch.split(torch.stack(kept, dim=1).cpu(), counts)
-        yield from zip(numbers, rows, strict=True)
+
+        def run(part: Rows[int]) -> list[Tensor]:
+            return _run(theta, [problems[number] for number in part], indices=indices, dtype=dtype)
+
+        rows = (each for part in in_parts(batch, run) for each in part)
+        yield from ((number, each) for number, each in zip(batch, rows, strict=True) if number not in skip)
+
+
+def _run(theta: Theta, problems: Rows[EncodedProblem], *, indices: Rows[int], dtype: torch.dtype) -> list[Tensor]:
+    """Gold states of one batch."""
+    ids_BT, mask_BT = pad_right(
+        [solution_ids(theta, each) for each in problems], fill=theta.pad_id, device=theta.device
+    )
+    sequence = Sequence.empty(len(problems), theta.device)
+    sequence.extend(mask_BT)
+    counts = [1 + len(each.chain) for each in problems]
+    wanted_BT = torch.zeros_like(mask_BT)
+    for row, (each, count) in enumerate(zip(problems, counts, strict=True)):
+        wanted_BT[row, len(each.query) - 1 :][:count] = True
+    hidden_BTD = theta.blocks.enter(theta.blocks.embedding(ids_BT), sequence)
+    kept: list[Tensor] = []
+    for index in range(theta.num_layers + 1):
+        if index:
+            hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
+        if index in indices:
+            kept.append(hidden_BTD[wanted_BT].to(dtype))
+    return list(torch.split(torch.stack(kept, dim=1).cpu(), counts))

@@ -10,6 +10,7 @@ nonetheless). The loss compares indices l..L only, so what is below l may comput
 Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I all indices 0..L, D width.
 """
 
+import random
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def generate(
     *,
     layer: int,
     gold_share: float = 0.0,
-    generator: torch.Generator | None = None,
+    seed: str = "",
     through_rollout: bool = True,
 ) -> Generated:
     """φ's states for some examples, from gold inputs or by its own rollout.
@@ -70,7 +71,7 @@ def generate(
         queries: Those of the examples.
         numbers: Which examples.
         gold_share: How many inputs are gold states, drawn token by token; at 1 all tokens are run in one pass.
-        generator: Draws them.
+        seed: Of the draw, together with an example's number: parts of a batch draw what the whole would.
         through_rollout: Whether gradients pass through the recurrence.
     """
     gold = [examples[number].gold_JID for number in numbers]
@@ -81,7 +82,7 @@ def generate(
     num_query = sequence.mask_BS.shape[1]
     inputs_BKD, lower_BKD = fed_BJD[:, :-1], None
     if gold_share < 1:
-        is_gold_BK = (torch.rand(mask_BK.shape, generator=generator) < gold_share).to(theta.device)
+        is_gold_BK = (_draws(seed, numbers, mask_BK.shape[1]) < gold_share).to(theta.device)
 
         def instead(column: int, state_BD: Tensor) -> Tensor:
             return torch.where(is_gold_BK[:, column, None], fed_BJD[:, column + 1], state_BD)
@@ -98,6 +99,12 @@ def generate(
         lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
     states = theta.blocks.run_each(lower_BKD, layer, theta.num_layers, sequence)
     return Generated(torch.stack(states, dim=1), gold_BJID[:, 1:, layer:].transpose(1, 2), mask_BK)
+
+
+def _draws(seed: str, numbers: Rows[int], num_tokens: int) -> Tensor:
+    """Evenly from 0 to 1, for each example in an order of its own: B, K."""
+    every = (random.Random(f"{seed}/{number}") for number in numbers)
+    return torch.tensor([[draw.random() for _ in range(num_tokens)] for draw in every])
 
 
 WEANED_AT = 0.5
@@ -120,6 +127,7 @@ class JointTraining:
         batch_size: int,
         learning_rate: float,
         optimiser: OptimiserName,
+        micro_batch_size: int | None = None,
         through_rollout: bool,
         seed: int,
     ) -> None:
@@ -131,12 +139,18 @@ class JointTraining:
         self.steps_per_epoch = -(-len(examples) // batch_size)
         self.taught_steps = taught_epochs * self.steps_per_epoch
         num_steps = self.taught_steps + epochs * self.steps_per_epoch
-        self.optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=num_steps, kind=optimiser)
+        self.optimiser = Optimiser(
+            parameters,
+            learning_rate=learning_rate,
+            num_steps=num_steps,
+            kind=optimiser,
+            micro_batch_size=micro_batch_size,
+        )
 
     def steps(self) -> Iterator[float]:
         """Train from wherever the optimiser stands to the end, yielding each step's loss."""
         lengths = [len(example.query) + len(example.gold_JID) for example in self.examples]
-        return steps_over(self.optimiser, lengths, batch_size=self.batch_size, seed=self.seed, loss=self.loss)
+        return steps_over(self.optimiser, lengths, batch_size=self.batch_size, seed=self.seed, share=self.share)
 
     @property
     def gold_share(self) -> float:
@@ -146,14 +160,14 @@ class JointTraining:
             return 1.0
         return max(0.0, 1 - (step - taught + 1) / (WEANED_AT * (self.optimiser.num_steps - taught)))
 
-    def loss(self, numbers: Rows[int]) -> Tensor:
-        """The scaled error over indices l..L."""
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.optimiser.step_count)
-        arguments = (self.theta, self.adapters, self.examples, self.queries, numbers)
-        return generate(
+    def share(self, part: Rows[int], whole: Rows[int]) -> Tensor:
+        """What some examples add to their batch's loss, the scaled error over indices l..L."""
+        arguments = (self.theta, self.adapters, self.examples, self.queries, part)
+        made = generate(
             *arguments,
             layer=self.layer,
             gold_share=self.gold_share,
-            generator=generator,
+            seed=f"{self.seed}/{self.optimiser.step_count}",
             through_rollout=self.through_rollout,
-        ).loss()
+        )
+        return made.loss() * (len(part) / len(whole))

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,6 +52,9 @@ class LayerReport:
     """Validation loss of θ in φ's place, before the first step."""
 
 
+ALL = slice(None)
+
+
 class _Batch:
     """A padded group of examples and its place in the stream."""
 
@@ -83,18 +87,20 @@ class _Batch:
         self.query_BND = self.blocks.run(self.query_BND, index - 1, index, sequence)
         self.keys_values = sequence.keys_values(index - 1)
 
-    def run_tokens(self, index: int) -> Tensor:
+    def run_tokens(self, index: int, part: slice = ALL) -> Tensor:
         """Take the contemplation tokens to `index` under the weights in use: B, K, D."""
         assert self.keys_values is not None
+        keys, values = self.keys_values
         cache = empty_cache()
-        cache.update(*self.keys_values, layer_idx=index - 1)
-        sequence = Sequence(cache, torch.cat([self.query_mask_BN, self.mask_BK], dim=1))
-        return self.blocks.run(self.state_BKD, index - 1, index, sequence)
+        cache.update(keys[part], values[part], layer_idx=index - 1)
+        sequence = Sequence(cache, torch.cat([self.query_mask_BN, self.mask_BK], dim=1)[part])
+        return self.blocks.run(self.state_BKD[part], index - 1, index, sequence)
 
-    def loss(self, index: int) -> Tensor:
-        generated_BKD = self.run_tokens(index)
-        gold_BKD = self._padded(slice(1, None), index).to(generated_BKD.device)
-        return scaled_mse(generated_BKD, gold_BKD, self.mask_BK)
+    def loss(self, index: int, part: slice = ALL) -> Tensor:
+        """The scaled error of some examples, all by default."""
+        generated_BKD = self.run_tokens(index, part)
+        gold_BKD = self._padded(slice(1, None), index)[part].to(generated_BKD.device)
+        return scaled_mse(generated_BKD, gold_BKD, self.mask_BK[part])
 
 
 def _batches(
@@ -116,6 +122,7 @@ def train_layerwise(
     batch_size: int,
     learning_rate: float,
     optimiser: OptimiserName = "adamw",
+    micro_batch_size: int | None = None,
     seed: int,
     num_trained: int = 0,
     on_step: Callable[[int, float], None] = lambda index, loss: None,
@@ -125,6 +132,7 @@ def train_layerwise(
     Args:
         layer: Autoregressive layer l, whose gold states are the inputs.
         epochs: Passes over the data for each layer.
+        micro_batch_size: Most examples whose gradients are computed at once; a whole batch's by default.
         num_trained: Layers that an earlier run has trained already; they are passed through.
         on_step: Called with the layer and the loss after every step.
     """
@@ -138,9 +146,15 @@ def train_layerwise(
             for batch in every:
                 batch.run_query(index)
         if index > num_trained:
-            yield _train_layer(
-                adapters, train_batches, validation_batches, index, epochs, learning_rate, optimiser, seed, on_step
+            parameters = adapters.parameters(PHI, layers=range(index - 1, index))
+            steps = Optimiser(
+                parameters,
+                learning_rate=learning_rate,
+                num_steps=epochs * len(train_batches),
+                kind=optimiser,
+                micro_batch_size=micro_batch_size,
             )
+            yield _train_layer(adapters, train_batches, validation_batches, index, epochs, steps, seed, on_step)
         adapters.train_only(())
         with torch.no_grad():
             adapters.use(PHI)
@@ -154,22 +168,18 @@ def _train_layer(
     validation: list[_Batch],
     index: int,
     epochs: int,
-    learning_rate: float,
-    kind: OptimiserName,
+    optimiser: Optimiser,
     seed: int,
     on_step: Callable[[int, float], None],
 ) -> LayerReport:
     untrained = _mean_loss(adapters, validation, index)
-    parameters = adapters.parameters(PHI, layers=range(index - 1, index))
-    adapters.train_only(parameters)
-    optimiser = Optimiser(parameters, learning_rate=learning_rate, num_steps=epochs * len(train), kind=kind)
+    adapters.train_only(optimiser.parameters)
     shuffler = random.Random(f"{seed}/{index}")
     losses: list[float] = []
     for _ in range(epochs):
         losses = []
         for batch in shuffler.sample(train, len(train)):
-            adapters.use(PHI)
-            losses.append(optimiser.step(batch.loss(index)))
+            losses.append(optimiser.step_on(range(len(batch.mask_BK)), partial(_share, adapters, batch, index)))
             on_step(index, losses[-1])
     return LayerReport(
         layer=index,
@@ -177,6 +187,12 @@ def _train_layer(
         validation_loss=_mean_loss(adapters, validation, index),
         untrained_loss=untrained,
     )
+
+
+def _share(adapters: Adapters, batch: _Batch, index: int, part: Rows[int], whole: Rows[int]) -> Tensor:
+    """What a stretch of a batch's rows adds to its loss."""
+    adapters.use(PHI)
+    return batch.loss(index, slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
 
 
 @torch.no_grad()

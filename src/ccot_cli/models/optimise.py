@@ -7,6 +7,7 @@ stepping (Jordan et al., 2024), so that weak directions of a gradient learn as f
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -16,6 +17,10 @@ from torch import Tensor, nn
 from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.errors import DivergedError
+from ccot_cli.models.memory import does_not_fit, is_out_of_memory, release
+
+Share = Callable[[Rows[int], Rows[int]], Tensor]
+"""(some examples of a batch, the whole batch) -> what those add to the batch's loss."""
 
 WARM_UP_SHARE = 0.05
 MAX_BAD_STEPS = 5
@@ -86,6 +91,7 @@ class Optimiser:
         num_steps: Steps in all.
         kind: `muon` takes matrices only.
         restarts: Steps before which all moments are forgotten and the rate rises anew, as at a curriculum's stages.
+        micro_batch_size: Most examples whose gradients are computed at once; a whole batch's by default.
     """
 
     def __init__(
@@ -96,8 +102,10 @@ class Optimiser:
         num_steps: int,
         kind: OptimiserName = "adamw",
         restarts: Rows[int] = (),
+        micro_batch_size: int | None = None,
     ) -> None:
         self.parameters = parameters
+        self.micro_batch_size = micro_batch_size
         self.restarts = sorted({0, *restarts})
         self.learning_rate = learning_rate
         self.num_steps = num_steps
@@ -122,12 +130,24 @@ class Optimiser:
         Raises:
             DivergedError: after several such steps in a row.
         """
-        self._inner.zero_grad(set_to_none=True)
+        return self.step_on([0], lambda part, whole: loss)
+
+    def step_on(self, batch: Rows[int], share: Share) -> float:
+        """The same from a batch's loss, in micro-batches whose gradients are added up.
+
+        Where one does not fit into memory, they are half as large from then on.
+
+        Raises:
+            DivergedError: after several bad steps in a row.
+            ResourceError: where a single example does not fit.
+        """
+        loss = self._add_up(batch, share)
+        while loss is None:
+            loss = self._add_up(batch, share)
         if self.step_count in self.restarts:
             self._inner.state.clear()
-        is_good = bool(loss.isfinite())
+        is_good = isfinite(loss)
         if is_good:
-            loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), 1.0)
             is_good = bool(norm.isfinite())
         for group in self._inner.param_groups:
@@ -141,7 +161,30 @@ class Optimiser:
                 fix="a lower learning rate; the last checkpoint is kept",
             )
         self.step_count += 1
-        return float(loss.detach())
+        return loss
+
+    def _add_up(self, batch: Rows[int], share: Share) -> float | None:
+        """A batch's loss, its gradient left in the parameters; None where memory did not suffice for a part."""
+        self._inner.zero_grad(set_to_none=True)
+        size = min(self.micro_batch_size or len(batch), len(batch))
+        total = 0.0
+        try:
+            for start in range(0, len(batch), size):
+                loss = share(batch[start : start + size], batch)
+                total += float(loss.detach())
+                if not isfinite(total):
+                    return total
+                loss.backward()  # type: ignore[no-untyped-call]
+            return total
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if size == 1:
+                raise does_not_fit() from error
+        # Outside the handler, whose traceback would hold on to the part's tensors.
+        release()
+        self.micro_batch_size = -(-size // 2)
+        return None
 
     def state(self) -> dict[str, Tensor]:
         """Everything needed to go on: parameters, moments and the step, as named tensors."""
@@ -168,13 +211,13 @@ class Optimiser:
 
 
 def steps_over(
-    optimiser: Optimiser, lengths: Rows[int], *, batch_size: int, seed: int, loss: Callable[[list[int]], Tensor]
+    optimiser: Optimiser, lengths: Rows[int], *, batch_size: int, seed: int, share: Share
 ) -> Iterator[float]:
     """Pass over a data set in batches of like length, from wherever the optimiser stands to its last step.
 
     Args:
         lengths: One for every example.
-        loss: Of the examples with these numbers.
+        share: Of examples by their numbers.
 
     Yields:
         Each step's loss.
@@ -184,4 +227,4 @@ def steps_over(
         epoch, done = divmod(optimiser.step_count, per_epoch)
         shuffler = random.Random(f"{seed}/{epoch}")
         for batch in bucketed(lengths, batch_size=batch_size, shuffler=shuffler)[done:]:
-            yield optimiser.step(loss(batch))
+            yield optimiser.step_on(batch, share)

@@ -244,6 +244,7 @@ class PsiTraining:
         batch_size: int,
         learning_rate: float,
         optimiser: OptimiserName = "adamw",
+        micro_batch_size: int | None = None,
         seed: int,
         stages: Rows[int] = (),
     ) -> None:
@@ -264,30 +265,44 @@ class PsiTraining:
             learning_rate=learning_rate,
             num_steps=epochs * self.steps_per_epoch,
             kind=optimiser,
+            micro_batch_size=micro_batch_size,
             restarts=[epoch * self.steps_per_epoch for epoch in stages],
         )
 
     def steps(self) -> Iterator[float]:
         """Train from wherever the optimiser stands to the end, yielding each step's loss."""
-        return steps_over(self.optimiser, self._lengths, batch_size=self.batch_size, seed=self.seed, loss=self.loss)
+        return steps_over(self.optimiser, self._lengths, batch_size=self.batch_size, seed=self.seed, share=self.share)
 
     @property
     def _teaches_end(self) -> bool:
         """Whether φ learns with ψ, and so may learn to show which token is its last."""
         return any(f".{PHI}." in name for name in self.context.trained)
 
-    def loss(self, numbers: Rows[int]) -> Tensor:
-        """Answer cross-entropy of a batch; where φ learns with ψ, END's loss is added."""
+    def share(self, part: Rows[int], whole: Rows[int]) -> Tensor:
+        """What some examples add to their batch's loss: the answers' cross-entropy, a mean over the batch's tokens.
+
+        Where φ learns with ψ, END's loss is added.
+        """
         lessons = self._lessons(self.optimiser.step_count // self.steps_per_epoch)
-        batch = [lessons[number] for number in numbers]
-        read = self.context.read(numbers, batch)
+        batch, every = [lessons[number] for number in part], [lessons[number] for number in whole]
+        read = self.context.read(part, batch)
         start, answers = [example.start for example in batch], [example.answer for example in batch]
         answered = answer_loss(self.theta, self.adapters, read.sequence, start, answers)
+        answered = answered * (_num_answer(batch) / _num_answer(every))
         if not self._teaches_end:
             return answered
         assert read.last_BKD is not None
         assert read.mask_BK is not None
-        return answered + END_WEIGHT * end_loss(self.end_1W, read.last_BKD, read.mask_BK)
+        ended = end_loss(self.end_1W, read.last_BKD, read.mask_BK)
+        return answered + END_WEIGHT * ended * (_num_tokens(batch) / _num_tokens(every))
+
+
+def _num_answer(batch: Rows[PsiExample]) -> int:
+    return sum(len(example.answer) for example in batch)
+
+
+def _num_tokens(batch: Rows[PsiExample]) -> int:
+    return sum(example.num_tokens for example in batch)
 
 
 @torch.no_grad()

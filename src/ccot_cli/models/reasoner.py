@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,10 +20,11 @@ from torch import Tensor
 
 from ccot_cli.config import BaselineName, DecodingConfig
 from ccot_cli.data.answers import read_answer, read_last_number
-from ccot_cli.errors import CorruptError, ResourceError
+from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.memory import in_parts
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi import decode
 from ccot_cli.models.theta import Theta
@@ -98,27 +101,8 @@ def reply_in_parts(reasoner: Reasoner, questions: Rows[str]) -> tuple[list[Reply
     Raises:
         ResourceError: where a single question does not fit.
     """
-    try:
-        return reasoner.reply(questions)
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        if len(questions) == 1:
-            raise ResourceError(
-                "a single question does not fit into memory", fix="a shorter question, a smaller model, or --device cpu"
-            ) from error
-    # Outside the handler, whose traceback would hold on to the batch's tensors.
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    half = len(questions) // 2
-    first, spent = reply_in_parts(reasoner, questions[:half])
-    second, more = reply_in_parts(reasoner, questions[half:])
-    return [*first, *second], spent + more
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """On a CPU, torch raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+    parts = list(in_parts(questions, reasoner.reply))
+    return [reply for replies, _ in parts for reply in replies], reduce(add, (spent for _, spent in parts))
 
 
 @dataclass(frozen=True)

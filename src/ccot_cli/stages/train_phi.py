@@ -167,6 +167,7 @@ class _Job:
             batch_size=chosen.batch_size,
             learning_rate=chosen.learning_rate,
             optimiser=chosen.optimiser,
+            micro_batch_size=chosen.micro_batch_size,
             through_rollout=chosen.through_rollout,
             seed=chosen.seed,
         )
@@ -208,6 +209,7 @@ class _Job:
                 batch_size=chosen.batch_size,
                 learning_rate=chosen.learning_rate,
                 optimiser=chosen.optimiser,
+                micro_batch_size=chosen.micro_batch_size,
                 seed=chosen.seed,
                 num_trained=len(reports),
                 on_step=lambda index, loss: advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}"),

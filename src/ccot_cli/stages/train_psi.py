@@ -158,6 +158,7 @@ class _Job:
             batch_size=chosen.batch_size,
             learning_rate=chosen.learning_rate,
             optimiser=chosen.optimiser,
+            micro_batch_size=chosen.micro_batch_size,
             seed=chosen.seed,
         )
         train_loss = take_steps(

@@ -84,6 +84,7 @@ class Course:
             batch_size=self.chosen.batch_size,
             learning_rate=self.chosen.learning_rate,
             optimiser=self.chosen.optimiser,
+            micro_batch_size=self.chosen.micro_batch_size,
             seed=self.chosen.seed,
             stages=stages,
         )

@@ -1,0 +1,58 @@
+"""Where memory does not suffice: the same work in smaller parts."""
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+from typing import TypeVar
+
+import torch
+
+from ccot_cli.errors import ResourceError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_parts(items: Rows[Item], run: Callable[[Rows[Item]], Result]) -> Iterator[Result]:
+    """Run something on a batch; where that does not fit into memory, on its halves, and on theirs.
+
+    Raises:
+        ResourceError: where a single item does not fit.
+    """
+    result = _attempt(items, run)
+    if result is not None:
+        yield result
+        return
+    half = len(items) // 2
+    yield from in_parts(items[:half], run)
+    yield from in_parts(items[half:], run)
+
+
+def _attempt(items: Rows[Item], run: Callable[[Rows[Item]], Result]) -> Result | None:
+    """Nothing where memory did not suffice; by then what the attempt held has been let go."""
+    try:
+        return run(items)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(items) == 1:
+            raise does_not_fit() from error
+    # Outside the handler, whose traceback would hold on to the batch's tensors.
+    release()
+    return None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """On a CPU, torch raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+
+
+def release() -> None:
+    """Give back what torch keeps for its next tensors."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def does_not_fit() -> ResourceError:
+    return ResourceError(
+        "a single question does not fit into memory", fix="a shorter question, a smaller model, or --device cpu"
+    )
