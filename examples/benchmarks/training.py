@@ -31,7 +31,7 @@ from ccot_cli.models.layerwise import PhiExample, train_layerwise
 from ccot_cli.models.optimise import Optimiser
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext, RolloutContext
-from ccot_cli.models.queries import KeptQueries
+from ccot_cli.models.queries import KeptQueries, fill_queries
 from ccot_cli.models.shapes import random_theta
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.losses import huber, scaled_errors, scaled_mse
@@ -60,9 +60,9 @@ class Bench:
         ]
         self.adapters = self._adapters(self.theta)
         queries = [each.query for each in self.examples]
-        self.queries = KeptQueries(self.theta, self.adapters, queries, self.layer, folder / "kept")
-        for _ in self.queries.fill(batch_tokens=4096):
+        for _ in fill_queries(self.theta, self.adapters, queries, folder / "kept", batch_tokens=4096):
             pass
+        self.queries = KeptQueries(self.theta, queries, self.layer, folder / "kept")
 
     @staticmethod
     def _adapters(theta: Theta) -> Adapters:

@@ -38,6 +38,7 @@ FORMAT = 1
 SETTINGS_FILE = "ccot.yaml"
 MANIFEST_FILE = "manifest.json"
 BUILDING_FILE = "building.json"
+CACHE_FOLDER = "cache"
 LOCK_FILE = ".lock"
 HOLDER_FILE = ".lock.json"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
@@ -244,6 +245,11 @@ class Workspace:
     def name(self) -> str:
         return self.root.resolve().name
 
+    @property
+    def cache(self) -> Path:
+        """A folder for what may be deleted at any time and is then made again."""
+        return self.root / CACHE_FOLDER
+
     def command(self, *words: str) -> str:
         """A command for people to copy; it says which workspace where the current folder does not."""
         root, here = self.root.resolve(), Path.cwd()
@@ -263,6 +269,11 @@ class Workspace:
         if not folder.resolve().is_relative_to(self.root.resolve()):
             raise CorruptError(f"{folder} leads out of the workspace", fix="replace the link by a folder")
         return folder
+
+    @staticmethod
+    def input_name(artifact: Artifact, key: str) -> str:
+        """What an artifact is called among the inputs of another with this key."""
+        return artifact.manifest.stage if artifact.manifest.key == key else artifact.name
 
     def finished(self, stage: str) -> list[str | None]:
         """Keys with a manifest, stale ones too; `[None]` for a finished stage without keys."""

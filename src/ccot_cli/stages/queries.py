@@ -1,13 +1,19 @@
-"""Keep the queries' keys and values for a stage's training, where there is room for them."""
+"""Keep the queries' keys and values in the workspace, where there is room for them.
 
+All training continues the same queries under the same θ, so one file serves every ratio, stage and seed. It is no
+artifact: whoever deletes it loses a few minutes.
+"""
+
+import hashlib
+import json
 from collections.abc import Sequence as Rows
-from pathlib import Path
 
-from ccot_cli.files import free_bytes
+from ccot_cli.files import commit, free_bytes
 from ccot_cli.models.adapters import Adapters
-from ccot_cli.models.queries import FreshQueries, KeptQueries, Queries, num_bytes
+from ccot_cli.models.queries import FreshQueries, KeptQueries, Queries, fill_queries, num_bytes
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
+from ccot_cli.workspace import Artifact, Workspace
 
 MOST_BYTES = 32 * 10**9
 SHARE_OF_DISK = 0.5
@@ -15,14 +21,37 @@ BATCH_TOKENS = 8192
 
 
 def open_queries(
-    theta: Theta, adapters: Adapters, queries: Rows[list[int]], layer: int, path: Path, progress: Progress
+    workspace: Workspace,
+    source: Artifact,
+    adapters: Adapters,
+    queries: Rows[list[int]],
+    layer: int,
+    progress: Progress,
 ) -> Queries:
-    """Kept in a file at `path`, which the caller removes, or run anew at every step where that would be too large."""
+    """Kept in the workspace, or run anew at every step where they would be too large.
+
+    Args:
+        source: Where the problems come from; what was kept for another one is deleted.
+        queries: Token ids by problem.
+        layer: Autoregressive layer l.
+    """
+    theta = adapters.theta
+    folder = workspace.cache
+    made_from = f"queries-{source.fingerprint[:12]}-"
+    path = folder / f"{made_from}{_digest(theta, queries)}.bin"
     needed = num_bytes(theta, queries)
-    if needed > min(MOST_BYTES, SHARE_OF_DISK * free_bytes(path.parent)):
-        return FreshQueries(theta, adapters, queries, layer)
-    kept = KeptQueries(theta, adapters, queries, layer, path)
-    with progress.task("queries under θ", total=len(queries), unit="problems") as advance:
-        for count in kept.fill(batch_tokens=BATCH_TOKENS):
-            advance(count)
-    return kept
+    if not (path.exists() and path.stat().st_size == needed):
+        if needed > min(MOST_BYTES, SHARE_OF_DISK * free_bytes(folder)):
+            return FreshQueries(theta, adapters, queries, layer)
+        folder.mkdir(exist_ok=True)
+        for old in folder.glob("queries-*"):
+            if not old.name.startswith(made_from):
+                old.unlink()
+        with commit(path) as part, progress.task("queries under θ", total=len(queries), unit="problems") as advance:
+            for count in fill_queries(theta, adapters, queries, part, batch_tokens=BATCH_TOKENS):
+                advance(count)
+    return KeptQueries(theta, queries, layer, path)
+
+
+def _digest(theta: Theta, queries: Rows[list[int]]) -> str:
+    return hashlib.sha256(f"{theta.fingerprint()} {json.dumps(queries)}".encode()).hexdigest()[:12]

@@ -10,22 +10,32 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-from ccot_cli.config import Settings, override, ratio_name
+from ccot_cli.config import STAGES, Settings, override, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_phi, train_psi
 from ccot_cli.stages.evaluate import wilson
 from ccot_cli.workspace import Workspace
 
-DIMENSIONS: dict[str, tuple[tuple[str, ...], str]] = {
-    "layer": (("train_phi.autoregressive_layer",), "l"),
-    "selector": (("score.selector",), ""),
-    "schedule": (("train_phi.schedule",), ""),
-    "unfreeze": (("train_psi.unfreeze",), "unfreeze-"),
-    "seed": (("score.seed", "train_phi.seed", "train_psi.seed"), "s"),
+
+class Dimension(NamedTuple):
+    """What a grid may vary beside r."""
+
+    settings: tuple[str, ...]
+    prefix: str
+    """How a key says it."""
+    stage: str
+    """The first stage that it matters to."""
+
+
+DIMENSIONS = {
+    "layer": Dimension(("train_phi.autoregressive_layer",), "l", train_phi.STAGE),
+    "selector": Dimension(("score.selector",), "", score.STAGE),
+    "schedule": Dimension(("train_phi.schedule",), "", train_phi.STAGE),
+    "unfreeze": Dimension(("train_psi.unfreeze",), "unfreeze-", train_psi.STAGE),
+    "seed": Dimension(("score.seed", "train_phi.seed", "train_psi.seed"), "s", score.STAGE),
 }
-"""What a grid may vary beside r: the settings it sets, and how the key of a cell says so."""
 
 # The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond these, the normal's.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -39,14 +49,21 @@ class Cell:
     ratio: Decimal
     chosen: dict[str, Any]
     """By dimension."""
-    changes: dict[str, Any]
-    """Settings that are not the workspace's own."""
-    variant: str
-    """The end of the key; empty for the workspace's own settings."""
+    differing: list[str]
+    """Dimensions in which it is not the workspace's own settings."""
 
     @property
-    def key(self) -> str:
-        return ratio_name(self.ratio) + self.variant
+    def changes(self) -> dict[str, Any]:
+        """Settings that are not the workspace's own."""
+        return {setting: self.chosen[name] for name in self.differing for setting in DIMENSIONS[name].settings}
+
+    def variant(self, stage: str) -> str:
+        """The end of a stage's key, from what matters up to there; empty for the workspace's own settings."""
+        named = [name for name in self.differing if STAGES.index(DIMENSIONS[name].stage) <= STAGES.index(stage)]
+        return "".join(f"-{DIMENSIONS[name].prefix}{self.chosen[name]}" for name in named)
+
+    def key(self, stage: str) -> str:
+        return ratio_name(self.ratio) + self.variant(stage)
 
 
 @dataclass(frozen=True)
@@ -81,14 +98,11 @@ def cells(settings: Settings, ratios: Rows[Decimal], grid: Mapping[str, Rows[Any
     Args:
         grid: Values by dimension; a dimension without values keeps the setting.
     """
-    own = {name: _get(settings, names[0]) for name, (names, _) in DIMENSIONS.items()}
+    own = {name: _get(settings, dimension.settings[0]) for name, dimension in DIMENSIONS.items()}
     values = [grid.get(name) or [own[name]] for name in DIMENSIONS]
     for ratio, *choice in product(ratios, *values):
         chosen = dict(zip(DIMENSIONS, choice, strict=True))
-        differing = [name for name in DIMENSIONS if chosen[name] != own[name]]
-        changes = {setting: chosen[name] for name in differing for setting in DIMENSIONS[name][0]}
-        variant = "".join(f"-{DIMENSIONS[name][1]}{chosen[name]}" for name in differing)
-        yield Cell(ratio, chosen, changes, variant)
+        yield Cell(ratio, chosen, [name for name in DIMENSIONS if chosen[name] != own[name]])
 
 
 def _get(settings: Settings, dotted: str) -> Any:
@@ -113,17 +127,23 @@ def run(
     every = list(cells(settings, ratios, grid))
     results: list[tuple[Cell, train_phi.TrainPhiResult, train_psi.TrainPsiResult]] = []
     for number, cell in enumerate(every, start=1):
-        progress.say(f"cell {number} of {len(every)}: {cell.key}")
-        changed = override(settings, cell.changes)
-        shared: dict[str, Any] = {
-            "variant": cell.variant,
-            "overrides": (*overrides, *cell.changes),
-            "progress": progress,
-        }
-        score.run(workspace, changed, cell.ratio, **shared)
-        phi = train_phi.run(workspace, changed, cell.ratio, **shared)
-        results.append((cell, phi, train_psi.run(workspace, changed, cell.ratio, **shared)))
+        progress.say(f"cell {number} of {len(every)}: {cell.key(train_psi.STAGE)}")
+        results.append((cell, *_run(workspace, settings, cell, overrides, progress)))
     return list(_rows(results))
+
+
+def _run(
+    workspace: Workspace, settings: Settings, cell: Cell, overrides: Rows[str], progress: Progress
+) -> tuple[train_phi.TrainPhiResult, train_psi.TrainPsiResult]:
+    """The stages of one cell; what differs later on only is made once for all cells."""
+    changed = override(settings, cell.changes)
+    shared: dict[str, Any] = {"overrides": (*overrides, *cell.changes), "progress": progress}
+    selected, generator = cell.key(score.STAGE), cell.key(train_phi.STAGE)
+    score.run(workspace, changed, cell.ratio, variant=cell.variant(score.STAGE), **shared)
+    variant = cell.variant(train_phi.STAGE)
+    phi = train_phi.run(workspace, changed, cell.ratio, variant=variant, selected=selected, **shared)
+    variant = cell.variant(train_psi.STAGE)
+    return phi, train_psi.run(workspace, changed, cell.ratio, variant=variant, generator=generator, **shared)
 
 
 def _rows(results: list[tuple[Cell, train_phi.TrainPhiResult, train_psi.TrainPsiResult]]) -> Iterator[Row]:

@@ -50,6 +50,7 @@ def run(
     ratio: Decimal,
     *,
     variant: str = "",
+    selected: str | None = None,
     overrides: Rows[str] = (),
     progress: Progress,
 ) -> TrainPhiResult:
@@ -57,16 +58,17 @@ def run(
 
     Args:
         variant: Set where the settings are not the workspace's own: the end of the artifact's key.
+        selected: Key of the tokens that `score` selected; the artifact's own by default.
 
     Raises:
         MissingError: where `score` has not run for this ratio, or the φ to go on from is not there.
         UsageError: where the settings ask for a layer, a start or a length of training that cannot be.
     """
     key = ratio_name(ratio) + variant
-    selected = workspace.require(score.STAGE, key)
+    scored = workspace.require(score.STAGE, selected or key)
     source = workspace.require(precompute.STAGE)
     config = stage_config(settings, STAGE)
-    inputs = {score.STAGE: selected.manifest.fingerprint}
+    inputs = {workspace.input_name(scored, key): scored.fingerprint}
     start = _start(workspace, settings.train_phi, key)
     if start is not None:
         inputs[start.name] = start.fingerprint
@@ -86,9 +88,9 @@ def run(
         adapters.add(PHI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
     else:
         adapters.load(PHI, start.path(PHI))
-    examples = load_examples(theta, source, selected)
+    examples = load_examples(theta, source, scored)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        job = _Job(adapters, *examples, chosen, build, f"φ at r = {ratio:f}", progress)
+        job = _Job(workspace, source, adapters, *examples, chosen, build, f"φ at r = {ratio:f}", progress)
         layers, num_steps = job.train_layers() if chosen.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
         adapters.save(PHI, build.folder)
@@ -124,6 +126,8 @@ def _start(workspace: Workspace, chosen: TrainPhiConfig, key: str) -> Artifact |
 class _Job:
     """The training of one ratio."""
 
+    workspace: Workspace
+    source: Artifact
     adapters: Adapters
     train: list[PhiExample]
     validation: list[PhiExample]
@@ -136,10 +140,9 @@ class _Job:
     def theta(self) -> Theta:
         return self.adapters.theta
 
-    def _queries(self, examples: list[PhiExample], name: str) -> Queries:
-        path = self.build.scratch(f"queries-{name}.bin")
+    def _queries(self, examples: list[PhiExample]) -> Queries:
         ids, layer = [each.query for each in examples], self.chosen.autoregressive_layer
-        return open_queries(self.theta, self.adapters, ids, layer, path, self.progress)
+        return open_queries(self.workspace, self.source, self.adapters, ids, layer, self.progress)
 
     @cached_property
     def judge(self) -> PhiJudge:
@@ -148,7 +151,7 @@ class _Job:
             self.adapters,
             self.train,
             self.validation,
-            self._queries(self.validation, "validation"),
+            self._queries(self.validation),
             layer=self.chosen.autoregressive_layer,
             batch_size=self.chosen.batch_size,
         )
@@ -160,7 +163,7 @@ class _Job:
             self.theta,
             self.adapters,
             self.train,
-            self._queries(self.train, "train"),
+            self._queries(self.train),
             layer=chosen.autoregressive_layer,
             taught_epochs=chosen.taught_epochs,
             epochs=chosen.epochs,

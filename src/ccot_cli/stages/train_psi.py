@@ -58,6 +58,7 @@ def run(
     ratio: Decimal,
     *,
     variant: str = "",
+    generator: str | None = None,
     overrides: Rows[str] = (),
     progress: Progress,
 ) -> TrainPsiResult:
@@ -65,18 +66,19 @@ def run(
 
     Args:
         variant: Set where the settings are not the workspace's own: the end of the artifact's key.
+        generator: Key of the φ to start from; the artifact's own by default.
 
     Raises:
         MissingError: where an earlier stage has not run for this ratio.
     """
     key = ratio_name(ratio) + variant
     source = workspace.require(precompute.STAGE)
-    phi = workspace.require(train_phi.STAGE, key)
+    phi = workspace.require(train_phi.STAGE, generator or key)
     config = stage_config(settings, STAGE)
-    inputs = {train_phi.STAGE: phi.fingerprint}
+    inputs = {workspace.input_name(phi, key): phi.fingerprint}
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
         return TrainPsiResult(**{**ready.manifest.summary, "was_ready": True})
-    job = _Job(settings, ratio, score.load_matching_theta(settings, source), source, phi, progress)
+    job = _Job(workspace, settings, ratio, score.load_matching_theta(settings, source), source, phi, progress)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
         result = job.train(build)
         build.summary.update(asdict(result))
@@ -94,6 +96,7 @@ def example(theta: Theta, problem: Problem, ratio: Decimal) -> PsiExample:
 class _Job:
     """The training of one ratio."""
 
+    workspace: Workspace
     settings: Settings
     ratio: Decimal
     theta: Theta
@@ -115,10 +118,9 @@ class _Job:
     def _examples(self, problems: list[Problem]) -> list[PsiExample]:
         return [example(self.theta, problem, self.ratio) for problem in problems]
 
-    def _queries(self, examples: list[PsiExample], name: str, build: Build) -> Queries:
-        path = build.scratch(f"queries-{name}.bin")
+    def _queries(self, examples: list[PsiExample]) -> Queries:
         ids = [each.query for each in examples]
-        return open_queries(self.theta, self.adapters, ids, self.layer, path, self.progress)
+        return open_queries(self.workspace, self.source, self.adapters, ids, self.layer, self.progress)
 
     def _context(self, queries: Queries) -> Context:
         """What ψ learns to decode from."""
@@ -147,7 +149,7 @@ class _Job:
     def train(self, build: Build) -> TrainPsiResult:
         """ψ, then END with ψ frozen, then a look at the validation problems."""
         chosen = self.settings.train_psi
-        queries = self._queries(self.train_examples, "train", build)
+        queries = self._queries(self.train_examples)
         context = self._context(queries)
         training = PsiTraining(
             self.theta,
@@ -193,7 +195,7 @@ class _Job:
 
     def _train_end(self, build: Build, queries: Queries, rollouts: Rollouts) -> dict[str, float]:
         """Fit END on rollouts of the training problems and judge it on validation's."""
-        held = self._queries(self.held_examples, "validation", build)
+        held = self._queries(self.held_examples)
         pairs = (queries, rollouts), (held, self._roll_out(held, self.held_examples))
         states = [
             last_states(RolloutContext(self.theta, self.adapters, *pair, self.layer), batch_size=self._forward_size)
