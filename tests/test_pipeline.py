@@ -1,6 +1,7 @@
 """The stages one after another on a tiny random model."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,18 @@ class Stopping(Progress):
                     raise KeyboardInterrupt
 
         yield advance
+
+
+class Told(Progress):
+    """Remembers which tasks there were."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
+        self.labels.append(label)
+        yield lambda count=1, **figures: None
 
 
 @dataclass(frozen=True)
@@ -372,6 +385,66 @@ def test_a_sweep_uses_what_is_ready_and_puts_the_rest_beside_it(make_run: MakeRu
     # The variants are no methods of the workspace.
     assert find_methods(run.workspace, run.settings).ratios == [RATIO, Decimal(1)]
     assert {run.workspace.state("train-psi", key, run.settings).name for key in keys} == {"ready"}
+
+
+def test_all_training_shares_the_kept_queries(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    told = Told()
+    run.train_phi(told)
+    kept = sorted(run.workspace.cache.iterdir())
+    assert [path.suffix for path in kept] == [".bin", ".bin"]  # training problems and validation's
+    assert sum("queries" in label for label in told.labels) == 2
+    made = {path: path.stat().st_mtime_ns for path in kept}
+    told = Told()
+    first = run.train_psi(told)
+    assert not any("queries" in label for label in told.labels)
+    # Deleted, it is made again, and nothing else changes; what is no whole file is not read.
+    kept[0].unlink()
+    with kept[1].open("ab") as file:
+        file.write(b"xx")
+    weights = load_file(run.workspace.folder("train-psi", "r0.10") / "psi" / "adapter_model.safetensors")
+    shutil.rmtree(run.workspace.folder("train-psi", "r0.10"))
+    assert run.train_psi() == first
+    again = load_file(run.workspace.folder("train-psi", "r0.10") / "psi" / "adapter_model.safetensors")
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    # What was kept for other problems goes when new ones come.
+    run.precompute(**{"data.seed": 1})
+    run.score()
+    run.train_phi()
+    assert len(list(run.workspace.cache.iterdir())) == 2
+    assert not made.keys() & set(run.workspace.cache.iterdir())
+
+
+def test_a_sweep_compares_methods_on_test_problems(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    methods, grid = ["ccot", "direct", "pause", "gold"], {"seed": [0, 1], "layer": [1, 2]}
+    rows = sweep.run(run.workspace, run.settings, [RATIO], grid, methods=methods, num_test=6, progress=Progress())
+    # A baseline has no l; one with a ratio of its own comes at that.
+    assert [(row.method, row.ratio, row.layer) for row in rows] == [
+        ("ccot", 0.1, 1),
+        ("ccot", 0.1, 2),
+        ("direct", 0.0, 2),
+        ("pause", 0.1, 2),
+        ("gold", 0.1, 2),
+    ]
+    assert all((row.n, row.split, row.seeds, len(row.accuracies)) == (6, "test", [0, 1], 2) for row in rows)
+    assert all(row.seconds is not None and row.seconds > 0 for row in rows)
+    assert len({row.num_steps for row in rows}) == 1
+    assert [row.numbers_read is None for row in rows] == [False, False, True, True, True]
+    keys = ["direct", "direct-s1", "gold-r0.10", "gold-r0.10-s1", "pause-r0.10", "pause-r0.10-s1"]
+    assert run.workspace.keys("train-baseline") == keys
+    # What a row says is what eval says of the same method; a variant is no method of the workspace.
+    result = evaluate.run(run.workspace, override(run.settings, {"eval.limit": 6}), progress=Progress())
+    own = {row.method: row for row in result.rows}
+    assert own.keys() == {"ccot", "direct", "pause", "gold", "cot"}
+    assert all(own[row.method].accuracy == row.accuracies[0] for row in rows if row.method != "ccot")
+    more = sweep.run(run.workspace, run.settings, [RATIO], {"epochs": [3]}, methods=["direct"], progress=Progress())
+    assert [(row.epochs, row.split, row.seconds) for row in more] == [(3, "validation", None)]
+    assert more[0].num_steps == 3 * rows[2].num_steps // rows[2].epochs
+    assert "direct-e3" in run.workspace.keys("train-baseline")
 
 
 def test_intervals_are_over_seeds_where_there_are_several() -> None:

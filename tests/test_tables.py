@@ -101,13 +101,24 @@ def test_a_picture_is_drawn(tmp_path: Path, name: str) -> None:
 
 def test_a_sweep_is_drawn_with_a_line_for_each_choice(tmp_path: Path) -> None:
     def cell(ratio: float, selector: str) -> dict[str, object]:
-        fixed = {"layer": 7, "schedule": "joint", "unfreeze": "above", "num_validation": 500}
-        return {"ratio": ratio, "selector": selector, "accuracy": 0.5, "low": 0.4, "high": 0.6, **fixed}
+        fixed = {"method": "ccot", "layer": 7, "schedule": "joint", "unfreeze": "above", "epochs": 3, "n": 500}
+        return {
+            "ratio": ratio,
+            "selector": selector,
+            "accuracy": 0.5,
+            "low": 0.4,
+            "high": 0.6,
+            "split": "test",
+            **fixed,
+        }
 
     path = tmp_path / "sweep.svg"
     draw_sweep([cell(ratio, name) for ratio in (0.1, 0.05) for name in ("even", "last")], path)
     drawn = path.read_text()
-    assert all(text in drawn for text in ("selector even", "selector last", "compression ratio r", "exact match"))
+    assert all(
+        text in drawn
+        for text in ("selector even", "selector last", "compression ratio r", "exact match", "Test, n = 500")
+    )
     draw_sweep([cell(0.1, name) for name in ("even", "last")], path)
     assert all(text in path.read_text() for text in ("<!-- even -->", "<!-- last -->", "<!-- selector -->"))
 

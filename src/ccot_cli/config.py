@@ -156,6 +156,7 @@ PromptingName = Literal["zero-shot", "few-shot"]
 OptimiserName = Literal["adamw", "muon"]
 EngineName = Literal["fast", "reference"]
 BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "short-cot", "gold"]
+MethodName = Literal["ccot", BaselineName]
 
 
 class ScoreConfig(Section):

@@ -250,6 +250,10 @@ class Workspace:
         """A folder for what may be deleted at any time and is then made again."""
         return self.root / CACHE_FOLDER
 
+    def cache_bytes(self) -> int:
+        """What that folder holds."""
+        return sum(path.stat().st_size for path in self.cache.glob("*") if path.is_file())
+
     def command(self, *words: str) -> str:
         """A command for people to copy; it says which workspace where the current folder does not."""
         root, here = self.root.resolve(), Path.cwd()

@@ -92,7 +92,8 @@ def draw_frontier(result: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
-DIMENSIONS = ("ratio", "layer", "selector", "schedule", "unfreeze")
+DIMENSIONS = ("method", "ratio", "layer", "selector", "schedule", "unfreeze", "epochs")
+NUMERIC = ("ratio", "layer", "epochs")
 
 
 def varied(rows: list[dict[str, Any]]) -> list[str]:
@@ -103,8 +104,8 @@ def varied(rows: list[dict[str, Any]]) -> list[str]:
 def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
     """Exact match with 95 % intervals over the first dimension that varies, a line for each choice of the others."""
     pyplot = _pyplot()
-    across, *others = varied(rows) or ["ratio"]
-    is_numeric = across in ("ratio", "layer")
+    across, *others = sorted(varied(rows), key=lambda name: name not in NUMERIC) or ["ratio"]
+    is_numeric = across in NUMERIC
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -125,7 +126,7 @@ def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
             label=name or None,
         )
     axes.set_xlabel({"ratio": "compression ratio r", "layer": "autoregressive layer l"}.get(across, across))
-    axes.set_title(f"Validation, n = {rows[0]['num_validation']:,}", fontsize=10)
+    axes.set_title(f"{rows[0]['split'].capitalize()}, n = {rows[0]['n']:,}", fontsize=10)
     _finish(figure, axes, path)
 
 

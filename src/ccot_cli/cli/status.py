@@ -37,10 +37,13 @@ def status(workspace: WorkspaceOption = None, format: FormatOption = "text") -> 
     following = _next_command(found, rows)
     if format == "json":
         head = {"workspace": str(found.root), "model": found.settings.model.name, "data": found.settings.data.source}
-        print_json({**head, "artifacts": [asdict(row) for row in rows], "next": following})
+        artifacts = [asdict(row) for row in rows]
+        print_json({**head, "artifacts": artifacts, "cache_bytes": found.cache_bytes(), "next": following})
         return
     print_line(_title(found))
     print_table([_cells(row, datetime.now().astimezone()) for row in rows], align="<<<>><")
+    if cached := found.cache_bytes():
+        print_line(f"{human_bytes(cached)} in {found.cache} may be deleted at any time; training makes it again")
     print_line(f"next:  {following}")
 
 

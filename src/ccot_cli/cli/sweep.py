@@ -1,5 +1,6 @@
 """Run the stages over a grid of settings."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -17,9 +18,9 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
-from ccot_cli.cli.plots import check_plot, draw_sweep, varied
+from ccot_cli.cli.plots import DIMENSIONS, NUMERIC, check_plot, draw_sweep, varied
 from ccot_cli.cli.tables import Style, Table, inverse, render
-from ccot_cli.config import Schedule, SelectorName, Unfreeze
+from ccot_cli.config import MethodName, Schedule, SelectorName, Unfreeze
 
 
 def _one_of(names: Any, text: str) -> Any:
@@ -37,6 +38,7 @@ def _one_of(names: Any, text: str) -> Any:
 def sweep(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
+    method: Annotated[list[str] | None, _one_of(MethodName, "What to train; ccot by default.")] = None,
     layer: Annotated[
         list[int] | None,
         typer.Option("--layer", min=1, metavar="L", help="Autoregressive layer l.", rich_help_panel=WHAT),
@@ -44,9 +46,22 @@ def sweep(
     selector: Annotated[list[str] | None, _one_of(SelectorName, "Which tokens to keep.")] = None,
     schedule: Annotated[list[str] | None, _one_of(Schedule, "How φ is trained.")] = None,
     unfreeze: Annotated[list[str] | None, _one_of(Unfreeze, "Layers of φ that learn with ψ.")] = None,
+    epochs: Annotated[
+        list[int] | None,
+        typer.Option("--epochs", min=1, metavar="N", help="Passes of ψ or a baseline.", rich_help_panel=WHAT),
+    ] = None,
     seed: Annotated[
         list[int] | None,
         typer.Option("--seed", metavar="N", help="Seed of selection and training.", rich_help_panel=WHAT),
+    ] = None,
+    test: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Compare on test problems, once all choices are made; else on validation.",
+            rich_help_panel=WHAT,
+        ),
     ] = None,
     device: DeviceOption = None,
     plot: Annotated[
@@ -57,11 +72,12 @@ def sweep(
     ] = None,
     format: TableFormatOption = "text",
 ) -> None:
-    """Score, train-phi and train-psi over a grid, compared on validation; every option may be repeated.
+    """Train methods over a grid of settings and compare them; every option may be repeated.
 
     ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2
     ccot sweep --ratio 0.1 --layer 2 --layer 4 --layer 6 --plot layers.svg
     ccot sweep --ratio 0.1 --selector predictive --selector even --seed 0 --seed 1
+    ccot sweep --ratio 0.1 --method ccot --method direct --seed 0 --seed 1 --test 1000
 
     What is ready is used, and a stopped sweep goes on. Cells that are not the workspace's own settings lie beside them.
     """
@@ -72,6 +88,7 @@ def sweep(
         "selector": selector,
         "schedule": schedule,
         "unfreeze": unfreeze,
+        "epochs": epochs,
         "seed": seed,
     }
     if plot:
@@ -83,6 +100,8 @@ def sweep(
         settings,
         ratios,
         {name: values for name, values in grid.items() if values},
+        methods=method or ("ccot",),
+        num_test=test,
         overrides=overrides,
         progress=TerminalProgress(),
     )
@@ -97,33 +116,47 @@ def sweep(
 
 
 def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
-    """The table, and in the terminal a bar for each row."""
-    head = ("1/r", "l", "selector", "schedule", "unfreeze", "seeds", "exact match", "95 % interval")
-    figures = ("tokens", "END", "error", "read at L")
+    """The table of what varies, and in the terminal a bar for each row."""
+    shown = [name for name in DIMENSIONS if name in ("method", "ratio") or name in varied(rows)]
+    figures = [name for name in FIGURES if any(row[name] is not None for row in rows)]
+    head = [HEADS.get(name, name) for name in shown]
+    head += ["seeds", "exact match", "95 % interval", "steps", "tokens", *(HEADS[name] for name in figures)]
     cells = [
         (
-            inverse(row["ratio"]),
-            str(row["layer"]),
-            row["selector"],
-            row["schedule"],
-            row["unfreeze"],
+            *(inverse(row[name]) if name == "ratio" else str(row[name]) for name in shown),
             str(len(row["seeds"])),
             f"{row['accuracy']:.3f}",
             f"{row['low']:.3f} – {row['high']:.3f}",
+            f"{row['num_steps']:,}",
             f"{row['mean_tokens']:.1f}",
-            f"{row['end_accuracy']:.1%}",
-            f"{row['rollout_error']:.3f}",
-            f"{row['numbers_read']:.3f}",
+            *("" if row[name] is None else FIGURES[name](row[name]) for name in figures),
         )
         for row in rows
     ]
-    caption = f"Validation, n = {rows[0]['num_validation']:,}"
-    print_line(render(Table(caption, ">><<<>>>>>>>", (*head, *figures), cells), style))
+    align = "".join(">" if name in NUMERIC else "<" for name in shown) + ">" * (5 + len(figures))
+    caption = f"{rows[0]['split'].capitalize()}, n = {rows[0]['n']:,}"
+    print_line(render(Table(caption, align, tuple(head), cells), style))
     if style == "text" and len(rows) > 1:
         print_line("")
         for line in bars(rows):
             print_line(line)
 
+
+HEADS = {
+    "ratio": "1/r",
+    "layer": "l",
+    "seconds": "time",
+    "end_accuracy": "END",
+    "rollout_error": "error",
+    "numbers_read": "read at L",
+}
+FIGURES: dict[str, Callable[[float], str]] = {
+    "seconds": lambda seconds: f"{1000 * seconds:.1f} ms",
+    "end_accuracy": lambda share: f"{share:.1%}",
+    "rollout_error": lambda error: f"{error:.3f}",
+    "numbers_read": lambda share: f"{share:.3f}",
+}
+"""How figures are shown that not every row has."""
 
 BAR_WIDTH = 40
 

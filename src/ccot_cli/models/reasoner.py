@@ -13,12 +13,12 @@ from decimal import Decimal
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ccot_cli.config import BaselineName, DecodingConfig
+from ccot_cli.config import DecodingConfig, MethodName
 from ccot_cli.data.answers import read_answer, read_last_number
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
@@ -90,9 +90,6 @@ class Reasoner(Protocol):
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
         """Answer a batch of questions."""
         ...
-
-
-MethodName = Literal["ccot"] | BaselineName
 
 
 def reply_in_parts(reasoner: Reasoner, questions: Rows[str]) -> tuple[list[Reply], Seconds]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from math import comb, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -144,12 +144,10 @@ def run(
     problems.sort(key=lambda problem: len(problem.question))
     rows, predictions, marks = [], [], []
     for reasoner in _reasoners(methods, names, ratios, has_controls):
-        if isinstance(reasoner, GoldReasoner):
-            reasoner.show(problems)
-        replies, seconds = _reply_to_all(reasoner, problems, settings.eval.batch_size, progress)
-        marks.append([is_correct(reply.answer, each.answer) for reply, each in zip(replies, problems, strict=True)])
-        rows.append(_row(reasoner, problems, replies, seconds, marks[-1]))
-        predictions += [_prediction(reasoner, *pair) for pair in zip(problems, replies, strict=True)]
+        measured = measure(reasoner, problems, settings.eval.batch_size, progress)
+        marks.append(measured.marks)
+        rows.append(measured.row)
+        predictions += [_prediction(reasoner, *pair) for pair in zip(problems, measured.replies, strict=True)]
     result = EvalResult(
         rows=rows,
         pairs=_pairs(rows, marks),
@@ -164,6 +162,24 @@ def run(
     if workspace is None or not saves:
         return result
     return _save(workspace, settings, result, predictions, overrides)
+
+
+class Measured(NamedTuple):
+    """What one method came to."""
+
+    row: Row
+    replies: list[Reply]
+    marks: list[bool]
+    """Which of them are right."""
+
+
+def measure(reasoner: Reasoner, problems: list[Problem], batch_size: int, progress: Progress) -> Measured:
+    """Ask one method everything, in batches as the problems come."""
+    if isinstance(reasoner, GoldReasoner):
+        reasoner.show(problems)
+    replies, seconds = _reply_to_all(reasoner, problems, batch_size, progress)
+    marks = [is_correct(reply.answer, each.answer) for reply, each in zip(replies, problems, strict=True)]
+    return Measured(_row(reasoner, problems, replies, seconds, marks), replies, marks)
 
 
 def _reasoners(methods: Methods, names: Rows[str], ratios: Rows[Decimal], has_controls: bool) -> Iterator[Reasoner]:

@@ -98,7 +98,7 @@ class Methods:
             yield Entry(ratio, CCOT, partial(self.load, ratio))
         for folder in self.baselines.values():
             method = Method.load(folder)
-            yield Entry(Decimal(method.ratio), method.name, partial(self._load, folder))
+            yield Entry(Decimal(method.ratio), method.name, partial(self.load_folder, folder))
         if "cot" not in self.baselines:
             yield Entry(Decimal(1), "cot", self._chain)
         for name in PROMPTING:
@@ -113,12 +113,12 @@ class Methods:
         """
         named = {Decimal(0): "direct", Decimal(1): "cot"}.get(ratio)
         if named in self.baselines:
-            return self._load(self.baselines[named])
+            return self.load_folder(self.baselines[named])
         if ratio == 1:
             return self._chain()
         if ratio not in self.folders:
             raise self._missing(ratio)
-        return self._load(self.folders[ratio])
+        return self.load_folder(self.folders[ratio])
 
     def named(self, name: str, ratio: Decimal) -> Reasoner:
         """A method by its name; one that has a ratio of its own does not read the other.
@@ -140,7 +140,8 @@ class Methods:
             )
         return fitting[0].load()
 
-    def _load(self, folder: Path) -> Reasoner:
+    def load_folder(self, folder: Path) -> Reasoner:
+        """The method that was trained into it."""
         return load_reasoner(self.theta, self._adapters, folder, decoding=self.settings.decoding)
 
     def _chain(self) -> ChainReasoner:
@@ -164,6 +165,12 @@ class Methods:
         )
 
 
+def _is_own(workspace: Workspace, key: str) -> bool:
+    """Whether a baseline was trained with the workspace's own settings, not as a sweep's variant."""
+    method = Method.load(workspace.folder(train_baseline.STAGE, key))
+    return key == train_baseline.key_of(method.name, Decimal(method.ratio))
+
+
 def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
     """The methods of a workspace, or the shipped ones where there is none.
 
@@ -178,7 +185,7 @@ def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
     source = workspace.require(precompute.STAGE)
     # Variants of a sweep are measured there.
     keys = [key for key in workspace.keys(train_psi.STAGE) if "-" not in key]
-    compared = workspace.keys(train_baseline.STAGE)
+    compared = [key for key in workspace.keys(train_baseline.STAGE) if _is_own(workspace, key)]
     if not keys and not compared:
         workspace.require(train_psi.STAGE, ratio_name(settings.ratios[-1]))
     folders = {

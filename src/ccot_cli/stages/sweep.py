@@ -1,4 +1,4 @@
-"""Run the stages over a grid of settings, and compare the cells on the validation problems.
+"""Run the stages over a grid of methods and settings, and compare the cells on the same problems.
 
 A cell whose settings are the workspace's own is the workspace's own artifact; every other one lies beside it, under a
 key that names what differs. So a sweep uses what is ready, goes on where it was stopped, and leaves nothing to undo.
@@ -7,20 +7,23 @@ key that names what differs. So a sweep uses what is ready, goes on where it was
 import statistics
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import product
 from typing import Any, NamedTuple
 
 from ccot_cli.config import STAGES, Settings, override, ratio_name
+from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.models.loading import BASELINES
 from ccot_cli.progress import Progress
-from ccot_cli.stages import score, train_phi, train_psi
-from ccot_cli.stages.evaluate import wilson
+from ccot_cli.stages import score, train_baseline, train_phi, train_psi
+from ccot_cli.stages.evaluate import measure, wilson
+from ccot_cli.stages.methods import CCOT, Methods, find_methods
 from ccot_cli.workspace import Workspace
 
 
 class Dimension(NamedTuple):
-    """What a grid may vary beside r."""
+    """A setting that a grid may vary, beside the method and r."""
 
     settings: tuple[str, ...]
     prefix: str
@@ -34,22 +37,21 @@ DIMENSIONS = {
     "selector": Dimension(("score.selector",), "", score.STAGE),
     "schedule": Dimension(("train_phi.schedule",), "", train_phi.STAGE),
     "unfreeze": Dimension(("train_psi.unfreeze",), "unfreeze-", train_psi.STAGE),
+    "epochs": Dimension(("train_psi.epochs",), "e", train_psi.STAGE),
     "seed": Dimension(("score.seed", "train_phi.seed", "train_psi.seed"), "s", score.STAGE),
 }
-
-# The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond these, the normal's.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-_NORMAL = 1.960
+_OF_BASELINES = ("epochs", "seed")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One ratio and one choice of settings."""
+    """One method at one ratio, with one choice of settings."""
 
+    method: str
     ratio: Decimal
     chosen: dict[str, Any]
     """By dimension."""
-    differing: list[str]
+    differing: tuple[str, ...]
     """Dimensions in which it is not the workspace's own settings."""
 
     @property
@@ -57,52 +59,98 @@ class Cell:
         """Settings that are not the workspace's own."""
         return {setting: self.chosen[name] for name in self.differing for setting in DIMENSIONS[name].settings}
 
+    @property
+    def stage(self) -> str:
+        """The stage whose artifact answers."""
+        return train_psi.STAGE if self.method == CCOT else train_baseline.STAGE
+
     def variant(self, stage: str) -> str:
         """The end of a stage's key, from what matters up to there; empty for the workspace's own settings."""
         named = [name for name in self.differing if STAGES.index(DIMENSIONS[name].stage) <= STAGES.index(stage)]
         return "".join(f"-{DIMENSIONS[name].prefix}{self.chosen[name]}" for name in named)
 
     def key(self, stage: str) -> str:
-        return ratio_name(self.ratio) + self.variant(stage)
+        is_baseline = stage == train_baseline.STAGE
+        start = train_baseline.key_of(self.method, self.ratio) if is_baseline else ratio_name(self.ratio)
+        return start + self.variant(stage)
 
 
 @dataclass(frozen=True)
 class Row:
     """Cells that differ in nothing but the seed."""
 
+    method: str
     ratio: float
     layer: int
     selector: str
     schedule: str
     unfreeze: str
+    epochs: int
     seeds: list[int]
+    num_steps: int
+    """Optimiser steps of ψ, or of the baseline."""
     accuracies: list[float]
-    """On the validation problems, by seed."""
+    """By seed."""
     accuracy: float
     """Their mean."""
     low: float
     """95 % interval: Student's over the seeds, Wilson's over the problems where there is one seed."""
     high: float
-    num_validation: int
+    n: int
+    """Problems."""
+    split: str
+    """`validation` or `test`."""
     mean_tokens: float
-    end_accuracy: float
-    rollout_error: float
+    """Tokens between query and answer."""
+    seconds: float | None
+    """Median per question, in batches; measured on test problems only."""
+    end_accuracy: float | None = None
+    rollout_error: float | None = None
     """Scaled error of φ's rollouts before ψ was trained."""
-    numbers_read: float
+    numbers_read: float | None = None
     """Share of φ's states at L from which the chain's next number can be read."""
 
 
-def cells(settings: Settings, ratios: Rows[Decimal], grid: Mapping[str, Rows[Any]]) -> Iterator[Cell]:
+@dataclass(frozen=True)
+class _Result:
+    """What came of one cell."""
+
+    num_steps: int
+    accuracy: float
+    mean_tokens: float
+    n: int
+    figures: dict[str, Any]
+    """Those that only CCoT has."""
+    seconds: float | None = None
+
+
+# The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond these, the normal's.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_NORMAL = 1.960
+
+
+def cells(
+    settings: Settings, ratios: Rows[Decimal], grid: Mapping[str, Rows[Any]], methods: Rows[str] = (CCOT,)
+) -> Iterator[Cell]:
     """The cells of a grid, seeds fastest.
 
     Args:
-        grid: Values by dimension; a dimension without values keeps the setting.
+        grid: Values by dimension; a dimension without values keeps the setting. A baseline has epochs and seeds only.
+        methods: `ccot` and baselines; one with a ratio of its own comes once.
     """
     own = {name: _get(settings, dimension.settings[0]) for name, dimension in DIMENSIONS.items()}
-    values = [grid.get(name) or [own[name]] for name in DIMENSIONS]
-    for ratio, *choice in product(ratios, *values):
-        chosen = dict(zip(DIMENSIONS, choice, strict=True))
-        yield Cell(ratio, chosen, [name for name in DIMENSIONS if chosen[name] != own[name]])
+    seen = set()
+    for method, ratio in product(methods, ratios):
+        has = DIMENSIONS if method == CCOT else _OF_BASELINES
+        values = [grid.get(name) or [own[name]] if name in has else [own[name]] for name in DIMENSIONS]
+        fixed = None if method == CCOT else train_baseline.own_ratio(method)
+        for choice in product(*values):
+            chosen = dict(zip(DIMENSIONS, choice, strict=True))
+            differing = tuple(name for name in DIMENSIONS if chosen[name] != own[name])
+            cell = Cell(method, ratio if fixed is None else fixed, chosen, differing)
+            if (cell.stage, cell.key(cell.stage)) not in seen:
+                seen.add((cell.stage, cell.key(cell.stage)))
+                yield cell
 
 
 def _get(settings: Settings, dotted: str) -> Any:
@@ -116,59 +164,92 @@ def run(
     ratios: Rows[Decimal],
     grid: Mapping[str, Rows[Any]],
     *,
+    methods: Rows[str] = (CCOT,),
+    num_test: int | None = None,
     overrides: Rows[str] = (),
     progress: Progress,
 ) -> list[Row]:
     """Run what is not ready of every cell, and return the table.
 
+    Args:
+        num_test: How many test problems to compare on; without it, the validation problems.
+
     Raises:
         MissingError: where `precompute` has not run.
+        UsageError: where no test problems are named.
     """
-    every = list(cells(settings, ratios, grid))
-    results: list[tuple[Cell, train_phi.TrainPhiResult, train_psi.TrainPsiResult]] = []
+    every = list(cells(settings, ratios, grid, methods))
+    results: list[tuple[Cell, _Result]] = []
     for number, cell in enumerate(every, start=1):
-        progress.say(f"cell {number} of {len(every)}: {cell.key(train_psi.STAGE)}")
-        results.append((cell, *_run(workspace, settings, cell, overrides, progress)))
-    return list(_rows(results))
+        progress.say(f"cell {number} of {len(every)}: {cell.method} {cell.key(cell.stage)}")
+        results.append((cell, _train(workspace, settings, cell, overrides, progress)))
+    if num_test is not None:
+        found = find_methods(workspace, settings)
+        tests = load_test(found.data, limit=num_test, seed=settings.eval.seed, steps=settings.eval.steps)
+        tests.sort(key=lambda problem: len(problem.question))
+        results = [(cell, _test(workspace, found, cell, result, tests, progress)) for cell, result in results]
+    return list(_rows(results, "validation" if num_test is None else "test"))
 
 
-def _run(
-    workspace: Workspace, settings: Settings, cell: Cell, overrides: Rows[str], progress: Progress
-) -> tuple[train_phi.TrainPhiResult, train_psi.TrainPsiResult]:
+def _train(workspace: Workspace, settings: Settings, cell: Cell, overrides: Rows[str], progress: Progress) -> _Result:
     """The stages of one cell; what differs later on only is made once for all cells."""
     changed = override(settings, cell.changes)
     shared: dict[str, Any] = {"overrides": (*overrides, *cell.changes), "progress": progress}
-    selected, generator = cell.key(score.STAGE), cell.key(train_phi.STAGE)
-    score.run(workspace, changed, cell.ratio, variant=cell.variant(score.STAGE), **shared)
-    variant = cell.variant(train_phi.STAGE)
-    phi = train_phi.run(workspace, changed, cell.ratio, variant=variant, selected=selected, **shared)
-    variant = cell.variant(train_psi.STAGE)
-    return phi, train_psi.run(workspace, changed, cell.ratio, variant=variant, generator=generator, **shared)
+    selected, generator, variant = cell.key(score.STAGE), cell.key(train_phi.STAGE), cell.variant
+    if cell.method == CCOT or BASELINES[cell.method].reads_gold:
+        score.run(workspace, changed, cell.ratio, variant=variant(score.STAGE), **shared)
+    if cell.method != CCOT:
+        end = variant(train_baseline.STAGE)
+        made = train_baseline.run(workspace, changed, cell.method, cell.ratio, variant=end, selected=selected, **shared)
+        return _Result(made.num_steps, made.validation_accuracy, made.mean_tokens, made.num_validation, {})
+    phi = train_phi.run(workspace, changed, cell.ratio, variant=variant(train_phi.STAGE), selected=selected, **shared)
+    psi = train_psi.run(workspace, changed, cell.ratio, variant=variant(train_psi.STAGE), generator=generator, **shared)
+    figures = {
+        "end_accuracy": psi.end["accuracy"],
+        "rollout_error": statistics.fmean(phi.report["losses"]),
+        "numbers_read": phi.report["generated_read"][1],
+    }
+    return _Result(psi.num_steps, psi.validation_accuracy, psi.mean_tokens, psi.num_validation, figures)
 
 
-def _rows(results: list[tuple[Cell, train_phi.TrainPhiResult, train_psi.TrainPsiResult]]) -> Iterator[Row]:
-    groups: dict[tuple[Any, ...], list[tuple[Cell, train_phi.TrainPhiResult, train_psi.TrainPsiResult]]] = {}
-    for result in results:
-        cell = result[0]
-        same = (cell.ratio, *(value for name, value in cell.chosen.items() if name != "seed"))
-        groups.setdefault(same, []).append(result)
+def _test(
+    workspace: Workspace, found: Methods, cell: Cell, result: _Result, tests: list[Problem], progress: Progress
+) -> _Result:
+    """The same cell on test problems."""
+    reasoner = found.load_folder(workspace.require(cell.stage, cell.key(cell.stage)).folder)
+    row = measure(reasoner, tests, found.settings.eval.batch_size, progress).row
+    tokens, seconds = row.contemplation_tokens_mean, row.seconds_median
+    return replace(result, accuracy=row.accuracy, mean_tokens=tokens, n=row.n, seconds=seconds)
+
+
+def _rows(results: list[tuple[Cell, _Result]], split: str) -> Iterator[Row]:
+    groups: dict[tuple[Any, ...], list[tuple[Cell, _Result]]] = {}
+    for cell, result in results:
+        same = (cell.method, cell.ratio, *(value for name, value in cell.chosen.items() if name != "seed"))
+        groups.setdefault(same, []).append((cell, result))
     for group in groups.values():
-        cell, phis, psis = group[0][0], [phi for _, phi, _ in group], [psi for _, _, psi in group]
-        accuracies = [psi.validation_accuracy for psi in psis]
-        low, high = interval(accuracies, psis[0].num_validation)
+        cell, every = group[0][0], [result for _, result in group]
+        accuracies = [each.accuracy for each in every]
+        low, high = interval(accuracies, every[0].n)
+        seconds = [each.seconds for each in every if each.seconds is not None]
+        figures: dict[str, Any] = {
+            name: statistics.fmean(each.figures[name] for each in every) for name in every[0].figures
+        }
         yield Row(
+            method=cell.method,
             ratio=float(cell.ratio),
             **{name: value for name, value in cell.chosen.items() if name != "seed"},
-            seeds=[each.chosen["seed"] for each, _, _ in group],
+            seeds=[each.chosen["seed"] for each, _ in group],
+            num_steps=every[0].num_steps,
             accuracies=accuracies,
             accuracy=statistics.fmean(accuracies),
             low=low,
             high=high,
-            num_validation=psis[0].num_validation,
-            mean_tokens=statistics.fmean(psi.mean_tokens for psi in psis),
-            end_accuracy=statistics.fmean(psi.end["accuracy"] for psi in psis),
-            rollout_error=statistics.fmean(statistics.fmean(phi.report["losses"]) for phi in phis),
-            numbers_read=statistics.fmean(phi.report["generated_read"][1] for phi in phis),
+            n=every[0].n,
+            split=split,
+            mean_tokens=statistics.fmean(each.mean_tokens for each in every),
+            seconds=statistics.median(seconds) if seconds else None,
+            **figures,
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 
-from ccot_cli.config import BaselineName, Settings, ratio_name, stage_config
+from ccot_cli.config import Settings, ratio_name, stage_config
 from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.baselines.base import Course
 from ccot_cli.models.loading import BASELINES
@@ -41,7 +41,7 @@ def own_ratio(method: str) -> Decimal | None:
     return BASELINES[method].ratio
 
 
-def key_of(method: BaselineName, ratio: Decimal) -> str:
+def key_of(method: str, ratio: Decimal) -> str:
     """`direct`, or `pause-r0.10` where the method comes in ratios."""
     return f"{method}-{ratio_name(ratio)}" if own_ratio(method) is None else method
 
@@ -49,9 +49,11 @@ def key_of(method: BaselineName, ratio: Decimal) -> str:
 def run(
     workspace: Workspace,
     settings: Settings,
-    method: BaselineName,
+    method: str,
     ratio: Decimal,
     *,
+    variant: str = "",
+    selected: str | None = None,
     overrides: Rows[str] = (),
     progress: Progress,
 ) -> TrainBaselineResult:
@@ -59,6 +61,8 @@ def run(
 
     Args:
         ratio: Of CCoT's tokens; a method that has a ratio of its own does not read it.
+        variant: Set where the settings are not the workspace's own: the end of the artifact's key.
+        selected: For a method that reads gold states, the key of the selected tokens; the ratio's by default.
 
     Raises:
         MissingError: where `precompute` has not run, or `score` for a method that reads gold states.
@@ -66,24 +70,25 @@ def run(
     source = workspace.require(precompute.STAGE)
     config = stage_config(settings, STAGE)
     inputs = {precompute.STAGE: source.fingerprint}
-    key = key_of(method, ratio)
-    selected = workspace.require(score.STAGE, ratio_name(ratio)) if BASELINES[method].reads_gold else None
-    if selected is not None:
-        inputs[selected.name] = selected.fingerprint
+    key = key_of(method, ratio) + variant
+    reads_gold = BASELINES[method].reads_gold
+    scored = workspace.require(score.STAGE, selected or ratio_name(ratio)) if reads_gold else None
+    if scored is not None:
+        inputs[scored.name] = scored.fingerprint
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
         return TrainBaselineResult(**{**ready.manifest.summary, "was_ready": True})
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        result = _train(settings, method, ratio, source, selected, build, progress)
+        result = _train(settings, method, ratio, source, scored, build, progress)
         build.summary.update(asdict(result))
     return result
 
 
 def _train(
     settings: Settings,
-    name: BaselineName,
+    name: str,
     ratio: Decimal,
     source: Artifact,
-    selected: Artifact | None,
+    scored: Artifact | None,
     build: Build,
     progress: Progress,
 ) -> TrainBaselineResult:
@@ -95,15 +100,15 @@ def _train(
     ratio = ratio if baseline.ratio is None else baseline.ratio
     problems = [theta.encoder.problem(item.problem) for item in stored if not item.is_validation]
     course = Course(theta, adapters, problems, ratio, chosen)
-    if selected is not None:
-        gold = [example.gold_JID for example in load_examples(theta, source, selected)[0]]
-        course = replace(course, gold=gold, selector=Selector.load(theta, selected.folder))
+    if scored is not None:
+        gold = [example.gold_JID for example in load_examples(theta, source, scored)[0]]
+        course = replace(course, gold=gold, selector=Selector.load(theta, scored.folder))
     training, label = baseline.training(course), f"{name} at r = {ratio:f}" if baseline.ratio is None else name
     train_loss = take_steps(training, build, label=label, checkpoint_steps=chosen.checkpoint_steps, progress=progress)
     adapters.train_only(())
     adapters.save(PSI, build.folder)
     baseline.save(build.folder)
-    Method(name, f"{ratio:f}", num_tokens=baseline.num_tokens(course)).save(build.folder)
+    Method(baseline.name, f"{ratio:f}", num_tokens=baseline.num_tokens(course)).save(build.folder)
     held_out = [item.problem for item in stored if item.is_validation]
     accuracy, mean_tokens = validate(theta, adapters, build.folder, held_out, settings, progress)
     return TrainBaselineResult(
