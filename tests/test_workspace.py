@@ -14,6 +14,7 @@ import pytest
 
 from ccot_cli.config import Settings, override, preset_text, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
+from ccot_cli.files import sha256_of
 from ccot_cli.workspace import FORMAT, Artifact, State, Workspace
 
 CONFIG = stage_config(Settings(), "precompute")
@@ -433,3 +434,23 @@ class TestLock:
         assert workspace.state("precompute").name == "ready"
         assert workspace.keys("score") == []
         assert snapshot() == before
+
+
+def test_a_noted_file_is_hashed_once_unless_it_changes(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def hashed(path: Path) -> str:
+        read.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr("ccot_cli.workspace.sha256_of", hashed)
+    with workspace.building("eval", "run", config={}, inputs={}) as build:
+        for name in ("kept", "changed", "other"):
+            (build.folder / name).write_text(name)
+        build.note(build.folder / "kept")
+        build.note(build.folder / "changed")
+        (build.folder / "changed").write_text("something else")
+    assert sorted(read) == ["changed", "changed", "kept", "other"]
+    made = workspace.require("eval", "run")
+    made.verify()
+    assert made.manifest.files["changed"].sha256 == sha256_of(made.folder / "changed")

@@ -157,6 +157,16 @@ class Build:
     summary: dict[str, Any] = field(default_factory=dict)
     """Figures for `status`, to be filled in."""
     _scratch: list[Path] = field(default_factory=list)
+    _noted: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict)
+
+    def note(self, path: Path) -> None:
+        """Hash a file that is finished while others are still being made; unless it changes, it is not read again."""
+        before = _stamp(path)
+        self._noted[path] = before, sha256_of(path)
+
+    def _hash(self, path: Path) -> str:
+        stamp, known = self._noted.get(path, (None, ""))
+        return known if stamp == _stamp(path) else sha256_of(path)
 
     def scratch(self, name: str) -> Path:
         """The path of a file that serves to resume and is no part of the result."""
@@ -176,7 +186,7 @@ class Build:
             flush_to_disk(path)
             if path.is_file() and not self._is_left_out(path):
                 name = path.relative_to(self.folder).as_posix()
-                records[name] = FileRecord(sha256=sha256_of(path), size=path.stat().st_size)
+                records[name] = FileRecord(sha256=self._hash(path), size=path.stat().st_size)
         return records
 
     def _is_left_out(self, path: Path) -> bool:
@@ -518,6 +528,12 @@ def _versions() -> dict[str, str]:
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Changes whenever a file is written to."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _remove(path: Path) -> None:

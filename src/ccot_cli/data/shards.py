@@ -10,7 +10,7 @@ A shard's tensors:
 Dimensions: J rows of a problem, I hidden-state indices, D width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -45,12 +45,15 @@ class Record:
 class ShardWriter:
     """Collects records and writes a shard whenever they reach `max_bytes`, while its caller goes on.
 
+    `on_written` is called with each shard's path, beside its caller too.
+
     A context: on leaving, the last records are written, or forgotten where an exception leads out. One shard is written
     at a time, so two shards' worth of records are held at most.
     """
 
     folder: Path
     max_bytes: int
+    on_written: Callable[[Path], None] = lambda path: None
     _pending: list[Record] = field(default_factory=list)
     _bytes: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
@@ -94,8 +97,10 @@ class ShardWriter:
             "numbers": torch.tensor([record.number for record in records]),
             "offsets": counts.cumsum(0),
         }
-        with commit(self._free_path()) as part:
+        path = self._free_path()
+        with commit(path) as part:
             save_file(tensors, part)
+        self.on_written(path)
 
     def _free_path(self) -> Path:
         """The first number that is free: a shard that was lost is made again in its own place."""

@@ -18,7 +18,7 @@ from ccot_cli.files import check_space, commit, free_bytes, human_bytes
 from ccot_cli.models.gold import STORED_DTYPE, gold_states, solution_ids
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.progress import Progress
-from ccot_cli.workspace import Artifact, Workspace
+from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "precompute"
 PROBLEMS_FILE = "problems.jsonl"
@@ -80,7 +80,7 @@ def run(
     started = time.perf_counter()
     with workspace.building(STAGE, None, config=config, inputs=inputs, overrides=overrides) as build:
         _write_problems(build.folder, stored)
-        _write_states(build.folder, theta, settings, encoded, plan, progress)
+        _write_states(build, theta, settings, encoded, plan, progress)
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
         result = replace(plan, num_shards=num_shards, seconds=seconds)
         build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens)
@@ -88,7 +88,7 @@ def run(
 
 
 def _write_states(
-    folder: Path,
+    build: Build,
     theta: Theta,
     settings: Settings,
     encoded: list[EncodedProblem],
@@ -97,13 +97,13 @@ def _write_states(
 ) -> None:
     """Write the shards that an interrupted run has not."""
     chosen = settings.precompute
-    done = stored_numbers(folder)
+    done = stored_numbers(build.folder)
     indices = range(theta.num_layers + 1) if plan.is_every_index else [chosen.scorer_layer]
     states = gold_states(
         theta, encoded, indices=indices, batch_tokens=chosen.batch_tokens, dtype=STORED_DTYPE, skip=done
     )
     with (
-        ShardWriter(folder, chosen.shard_megabytes * 10**6) as writer,
+        ShardWriter(build.folder, chosen.shard_megabytes * 10**6, build.note) as writer,
         progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance,
     ):
         for number, states_JID in states:

@@ -78,7 +78,7 @@ def run(
         for leftover in build.folder.glob("shard-*"):
             leftover.unlink()
         with (
-            ShardWriter(build.folder, SHARD_BYTES) as writer,
+            ShardWriter(build.folder, SHARD_BYTES, build.note) as writer,
             progress.task("selected states", total=len(problems), unit="problems") as advance,
         ):
             for record in _records(theta, source, problems, kept):
