@@ -23,7 +23,7 @@ from ccot_cli.models.end import End, fit_end
 from ccot_cli.models.gold import gold_states, plan_batches
 from ccot_cli.models.joint import JointTraining
 from ccot_cli.models.joint import generate as generate_states
-from ccot_cli.models.layerwise import PhiExample, train_layerwise
+from ccot_cli.models.layerwise import PhiExample, rest_bytes, train_layerwise
 from ccot_cli.models.optimise import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.probe import PhiJudge
@@ -687,3 +687,20 @@ def test_a_single_example_that_does_not_fit_is_refused() -> None:
     optimiser = Optimiser({"weight": nn.Parameter(torch.ones(2))}, learning_rate=0.1, num_steps=20)
     with pytest.raises(ResourceError):
         optimiser.step_on([0, 1], share)
+
+
+def test_resting_in_files_changes_nothing(make_theta: MakeTheta, tmp_path: Path) -> None:
+    states, reports = [], []
+    for folder in (None, tmp_path):
+        theta = make_theta("llama")
+        adapters, examples = shaken(theta, PHI), phi_examples(theta, 8)
+        options = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-2, "seed": 5, "folder": folder}
+        training = train_layerwise(theta, adapters, examples, examples[:2], layer=LAYER, **options)  # type: ignore[arg-type]
+        reports.append(list(training))
+        states.append(adapters.state(PHI))
+    assert reports[0] == reports[1]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    # Four batches, and for each its query, states, keys and values.
+    assert len(list(tmp_path.iterdir())) == 16
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert size >= rest_bytes(theta, [*examples, *examples[:2]])

@@ -2,16 +2,21 @@
 
 Layer i reads three things only: the query's keys and values under θ, φ's own states at index i-1, and the gold states
 at index i. All of them are kept for the whole data set, so that one layer is at work at a time and the total cost is
-L layer passes per epoch instead of L². The adapters are those of running the first i layers anew at every step.
+L layer passes per epoch instead of L². The adapters are those of running the first i layers anew at every step. What is
+kept rests on the device, or in files, from which a batch is fetched while the one before it is in use.
 
-Dimensions: B batch, N query, K contemplation tokens, I all indices 0..L, D width.
+Dimensions: B batch, N query, K contemplation tokens, S query and contemplation tokens, I all
+indices 0..L, D width, H heads, C channels of a head.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Rows
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -55,22 +60,67 @@ class LayerReport:
 ALL = slice(None)
 
 
-class _Batch:
-    """A padded group of examples and its place in the stream."""
+@dataclass(frozen=True)
+class _Ready:
+    """A batch on the device, for one layer."""
 
-    def __init__(self, theta: Theta, examples: Rows[PhiExample], *, layer: int) -> None:
-        self.blocks = theta.blocks
+    theta: Theta
+    index: int
+    """Where that layer leads, 1..L."""
+    keys_BHNC: Tensor
+    values_BHNC: Tensor
+    """Of the query, at that layer under θ."""
+    state_BKD: Tensor
+    """φ's states at index - 1."""
+    gold_BKD: Tensor
+    """Those that it should have at index."""
+    mask_BS: Tensor
+    """Query and contemplation tokens that exist."""
+    mask_BK: Tensor
+
+    def run(self, part: slice = ALL) -> Tensor:
+        """Take the contemplation tokens through the layer under the weights in use: B, K, D."""
+        cache = empty_cache()
+        cache.update(self.keys_BHNC[part], self.values_BHNC[part], layer_idx=self.index - 1)
+        sequence = Sequence(cache, self.mask_BS[part])
+        return self.theta.blocks.run(self.state_BKD[part], self.index - 1, self.index, sequence)
+
+    def loss(self, part: slice = ALL) -> Tensor:
+        """The scaled error of some examples, all by default."""
+        return scaled_mse(self.run(part), self.gold_BKD[part], self.mask_BK[part])
+
+
+class _Batch:
+    """A padded group of examples and its place in the stream.
+
+    Args:
+        folder: Where its tensors rest from one layer to the next, in files that are mapped into memory; on the device
+            by default.
+    """
+
+    def __init__(
+        self, theta: Theta, examples: Rows[PhiExample], *, layer: int, number: int, folder: Path | None
+    ) -> None:
+        self.theta, self._number, self._folder = theta, number, folder
         ids_BN, self.query_mask_BN = pad_left(
             [example.query for example in examples], fill=theta.pad_id, device=theta.device
         )
         self.mask_BK = first_columns([len(example.gold_JID) - 1 for example in examples], device=theta.device)
         # Mapped files as they come from the workspace: an index is read when its layer is trained.
         self._gold = [example.gold_JID for example in examples]
-        sequence = self._query()
-        self.query_BND = self.blocks.enter(self.blocks.embedding(ids_BN), sequence)
+        sequence, blocks = self._query(), theta.blocks
+        self._query_BND = self._rest("query", blocks.enter(blocks.embedding(ids_BN), sequence))
         sequence.extend(self.mask_BK)
-        self.state_BKD = self.blocks.enter(self._padded(slice(0, -1), layer).to(theta.device, theta.dtype), sequence)
-        self.keys_values: tuple[Tensor, Tensor] | None = None
+        fed_BKD = self._padded(slice(0, -1), layer).to(theta.device, theta.dtype)
+        self._state_BKD = self._rest("state", blocks.enter(fed_BKD, sequence))
+        self._keys_values: tuple[Tensor, Tensor] | None = None
+
+    def _rest(self, name: str, tensor: Tensor) -> Tensor:
+        if self._folder is None:
+            return tensor
+        path = str(self._folder / f"{self._number}-{name}")
+        mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+        return mapped.copy_(tensor)
 
     def _padded(self, rows: slice, index: int) -> Tensor:
         """Gold states at an index: B, K, D."""
@@ -84,31 +134,51 @@ class _Batch:
     def run_query(self, index: int) -> None:
         """Take the query to `index` under θ and keep that layer's keys and values."""
         sequence = self._query()
-        self.query_BND = self.blocks.run(self.query_BND, index - 1, index, sequence)
-        self.keys_values = sequence.keys_values(index - 1)
+        query_BND = self.theta.blocks.run(self._query_BND.to(self.theta.device), index - 1, index, sequence)
+        self._query_BND = self._rest("query", query_BND)
+        keys, values = sequence.keys_values(index - 1)
+        self._keys_values = self._rest("keys", keys), self._rest("values", values)
 
-    def run_tokens(self, index: int, part: slice = ALL) -> Tensor:
-        """Take the contemplation tokens to `index` under the weights in use: B, K, D."""
-        assert self.keys_values is not None
-        keys, values = self.keys_values
-        cache = empty_cache()
-        cache.update(keys[part], values[part], layer_idx=index - 1)
-        sequence = Sequence(cache, torch.cat([self.query_mask_BN, self.mask_BK], dim=1)[part])
-        return self.blocks.run(self.state_BKD[part], index - 1, index, sequence)
+    def ready(self, index: int) -> _Ready:
+        """Bring everything to the device that the layer needs; its keys and values were kept."""
+        assert self._keys_values is not None
+        device = self.theta.device
+        keys_BHNC, values_BHNC = (tensor.to(device) for tensor in self._keys_values)
+        return _Ready(
+            theta=self.theta,
+            index=index,
+            keys_BHNC=keys_BHNC,
+            values_BHNC=values_BHNC,
+            state_BKD=self._state_BKD.to(device),
+            gold_BKD=self._padded(slice(1, None), index).to(device),
+            mask_BS=torch.cat([self.query_mask_BN, self.mask_BK], dim=1),
+            mask_BK=self.mask_BK,
+        )
 
-    def loss(self, index: int, part: slice = ALL) -> Tensor:
-        """The scaled error of some examples, all by default."""
-        generated_BKD = self.run_tokens(index, part)
-        gold_BKD = self._padded(slice(1, None), index)[part].to(generated_BKD.device)
-        return scaled_mse(generated_BKD, gold_BKD, self.mask_BK[part])
+    def advance(self, index: int) -> None:
+        """Take the contemplation tokens to `index` under the weights in use."""
+        self._state_BKD = self._rest("state", self.ready(index).run())
 
 
-def _batches(
-    theta: Theta, examples: Rows[PhiExample], *, layer: int, batch_size: int, shuffler: random.Random
-) -> list[_Batch]:
-    lengths = [len(example.query) for example in examples]
-    groups = bucketed(lengths, batch_size=batch_size, shuffler=shuffler)
-    return [_Batch(theta, [examples[number] for number in group], layer=layer) for group in groups]
+def rest_bytes(theta: Theta, examples: Rows[PhiExample]) -> int:
+    """What the batches of these examples hold from one layer to the next, padding apart."""
+    heads, channels = theta.heads
+    width: int = theta.model.config.hidden_size
+    num_query = sum(len(example.query) for example in examples)
+    num_tokens = sum(len(example.gold_JID) - 1 for example in examples)
+    return (num_query * (width + 2 * heads * channels) + num_tokens * width) * theta.dtype.itemsize
+
+
+def _ahead(batches: Iterable[_Batch], index: int) -> Iterator[_Ready]:
+    """Make each batch ready while the one before it is in use."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        coming: Future[_Ready] | None = None
+        for batch in batches:
+            coming, now = thread.submit(batch.ready, index), coming
+            if now is not None:
+                yield now.result()
+        if coming is not None:
+            yield coming.result()
 
 
 def train_layerwise(
@@ -125,6 +195,7 @@ def train_layerwise(
     micro_batch_size: int | None = None,
     seed: int,
     num_trained: int = 0,
+    folder: Path | None = None,
     on_step: Callable[[int, float], None] = lambda index, loss: None,
 ) -> Iterator[LayerReport]:
     """Train φ's layers 1..L in turn and report each as it is done.
@@ -134,11 +205,18 @@ def train_layerwise(
         epochs: Passes over the data for each layer.
         micro_batch_size: Most examples whose gradients are computed at once; a whole batch's by default.
         num_trained: Layers that an earlier run has trained already; they are passed through.
+        folder: Where states, keys and values rest between two layers; on the device by default.
         on_step: Called with the layer and the loss after every step.
     """
     shuffler = random.Random(seed)
-    train_batches = _batches(theta, train, layer=layer, batch_size=batch_size, shuffler=shuffler)
-    validation_batches = _batches(theta, validation, layer=layer, batch_size=batch_size, shuffler=shuffler)
+    numbers = count()
+    train_batches, validation_batches = (
+        [
+            _Batch(theta, [examples[each] for each in group], layer=layer, number=next(numbers), folder=folder)
+            for group in bucketed([len(each.query) for each in examples], batch_size=batch_size, shuffler=shuffler)
+        ]
+        for examples in (train, validation)
+    )
     every = [*train_batches, *validation_batches]
     for index in range(1, theta.num_layers + 1):
         adapters.use(None)
@@ -159,7 +237,7 @@ def train_layerwise(
         with torch.no_grad():
             adapters.use(PHI)
             for batch in every:
-                batch.state_BKD = batch.run_tokens(index)
+                batch.advance(index)
 
 
 def _train_layer(
@@ -178,8 +256,8 @@ def _train_layer(
     losses: list[float] = []
     for _ in range(epochs):
         losses = []
-        for batch in shuffler.sample(train, len(train)):
-            losses.append(optimiser.step_on(range(len(batch.mask_BK)), partial(_share, adapters, batch, index)))
+        for ready in _ahead(shuffler.sample(train, len(train)), index):
+            losses.append(optimiser.step_on(range(len(ready.mask_BK)), partial(_share, adapters, ready)))
             on_step(index, losses[-1])
     return LayerReport(
         layer=index,
@@ -189,14 +267,14 @@ def _train_layer(
     )
 
 
-def _share(adapters: Adapters, batch: _Batch, index: int, part: Rows[int], whole: Rows[int]) -> Tensor:
+def _share(adapters: Adapters, ready: _Ready, part: Rows[int], whole: Rows[int]) -> Tensor:
     """What a stretch of a batch's rows adds to its loss."""
     adapters.use(PHI)
-    return batch.loss(index, slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
+    return ready.loss(slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
 
 
 @torch.no_grad()
 def _mean_loss(adapters: Adapters, batches: list[_Batch], index: int) -> float:
     adapters.use(PHI)
-    total = sum(batch.loss(index).item() * len(batch.mask_BK) for batch in batches)
+    total = sum(ready.loss().item() * len(ready.mask_BK) for ready in _ahead(batches, index))
     return total / sum(len(batch.mask_BK) for batch in batches)

@@ -1,5 +1,6 @@
-"""Where memory does not suffice: the same work in smaller parts."""
+"""How much memory there is, and where it does not suffice, the same work in smaller parts."""
 
+import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from typing import TypeVar
@@ -44,6 +45,16 @@ def _attempt(items: Rows[Item], run: Callable[[Rows[Item]], Result]) -> Result |
 def is_out_of_memory(error: Exception) -> bool:
     """On a CPU, torch raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+
+
+SHARE = 0.5
+
+
+def fits(num_bytes: int, device: torch.device) -> bool:
+    """Whether these bytes take half of a device's memory at most: of what is free on a GPU, of all that a machine has."""
+    if device.type == "cuda":
+        return num_bytes <= SHARE * torch.cuda.mem_get_info(device)[0]
+    return num_bytes <= SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def release() -> None:

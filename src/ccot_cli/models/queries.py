@@ -89,7 +89,7 @@ class KeptQueries(Queries):
             start, end = self._offsets[number], self._offsets[number + 1]
             rows_BNW[place, start - end :] = self._rows_SW[start:end]
             mask_BN[place, start - end :] = True
-        both = rows_BNW.view(len(numbers), longest, 2 * theta.num_layers, *_heads(theta)).permute(2, 0, 3, 1, 4)
+        both = rows_BNW.view(len(numbers), longest, 2 * theta.num_layers, *theta.heads).permute(2, 0, 3, 1, 4)
         both = both.to(theta.device, theta.dtype, memory_format=torch.contiguous_format).contiguous()
         cache = empty_cache()
         for layer in range(theta.num_layers):
@@ -137,17 +137,9 @@ def _mapped(theta: Theta, queries: Rows[list[int]], path: Path) -> tuple[Tensor,
 
 def _sizes(theta: Theta, queries: Rows[list[int]]) -> tuple[int, int, int]:
     """Tokens of all queries, numbers that one leaves in the cache, and numbers of a query's last states."""
-    heads, channels = _heads(theta)
+    heads, channels = theta.heads
     width = 2 * theta.num_layers * heads * channels
     return sum(map(len, queries)), width, (theta.num_layers + 1) * theta.model.config.hidden_size
-
-
-def _heads(theta: Theta) -> tuple[int, int]:
-    """Heads of keys and values, and the channels of one."""
-    config = theta.model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return heads, channels
 
 
 def num_bytes(theta: Theta, queries: Rows[list[int]]) -> int:

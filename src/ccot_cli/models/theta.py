@@ -56,6 +56,14 @@ class Theta:
         return self.eos_id if pad is None else pad
 
     @property
+    def heads(self) -> tuple[int, int]:
+        """Heads of keys and values, and the channels of one."""
+        config = self.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return heads, channels
+
+    @property
     def eos_id(self) -> int:
         eos: int = self.encoder.tokenizer.eos_token_id
         return eos

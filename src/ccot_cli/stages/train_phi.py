@@ -17,7 +17,8 @@ from ccot_cli.errors import UsageError
 from ccot_cli.files import commit
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.joint import JointTraining
-from ccot_cli.models.layerwise import LayerReport, PhiExample, train_layerwise
+from ccot_cli.models.layerwise import LayerReport, PhiExample, rest_bytes, train_layerwise
+from ccot_cli.models.memory import fits
 from ccot_cli.models.probe import PhiJudge
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
@@ -199,6 +200,10 @@ class _Job:
         """Train the layers that are left, with a checkpoint after each."""
         chosen, checkpoint, log = self.chosen, self.build.scratch(CHECKPOINT_FILE), self.build.folder / LOG_FILE
         reports = _resume(self.adapters, log, checkpoint)
+        folder = None
+        if not fits(rest_bytes(self.theta, [*self.train, *self.validation]), self.theta.device):
+            folder = self.build.scratch("resting")
+            folder.mkdir(exist_ok=True)
         per_layer = chosen.epochs * -(-len(self.train) // chosen.batch_size)
         total = (self.theta.num_layers - len(reports)) * per_layer
         with self.progress.task(self.label, total=total, unit="steps") as advance:
@@ -215,6 +220,7 @@ class _Job:
                 micro_batch_size=chosen.micro_batch_size,
                 seed=chosen.seed,
                 num_trained=len(reports),
+                folder=folder,
                 on_step=lambda index, loss: advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}"),
             ):
                 reports.append(report)
