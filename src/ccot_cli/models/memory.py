@@ -51,7 +51,7 @@ SHARE = 0.5
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:
-    """Whether these bytes take half of a device's memory at most: of what is free on a GPU, of all that a machine has."""
+    """Whether these bytes take half of a device's memory at most; on a GPU, of what is free."""
     if device.type == "cuda":
         return num_bytes <= SHARE * torch.cuda.mem_get_info(device)[0]
     return num_bytes <= SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
