@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The comparisons of docs/results.md that train many small φ: hours on two cores. A stopped run goes on.
+#
+#     examples/ablations.sh             # in build/ablation
+#     examples/ablations.sh FOLDER
+#
+# Problems of two and three steps and few passes keep a cell at six minutes of one core; every cell has three seeds.
+set -euo pipefail
+
+run=${1:-build/ablation}
+if [ ! -e "$run/ccot.yaml" ]; then
+  mkdir -p "$run"
+  cat > "$run/ccot.yaml" <<'YAML'
+data:
+  limit: 4000
+  validation_limit: 500
+  steps: [2, 3]
+train_phi:
+  taught_epochs: 8
+  epochs: 4
+train_psi:
+  epochs: 3
+YAML
+fi
+export CCOT_WORKSPACE=$run
+seeds=(--seed 0 --seed 1 --seed 2)
+
+ccot precompute
+
+# Which tokens φ imitates, and how it learns to. `even` and `layerwise` are the paper's.
+ccot sweep --ratio 0.1 --selector predictive --selector learned --selector even --schedule joint "${seeds[@]}"
+ccot sweep --ratio 0.1 --selector predictive --selector even --schedule layerwise "${seeds[@]}"
+
+# Layers of φ that learn with ψ; the paper's is `above`.
+ccot sweep --ratio 0.1 --unfreeze none --unfreeze above --unfreeze all "${seeds[@]}"
+
+# Every method, on test problems; the second line gives two of them as many steps as φ and ψ have together.
+methods=(--method ccot --method direct --method pause --method filler --method short-cot --method icot)
+ccot sweep --ratio 0.1 "${methods[@]}" --method coconut --method cot --method gold "${seeds[@]}" --test 1000
+ccot sweep --ratio 0.1 --method direct --method pause --epochs 15 "${seeds[@]}" --test 1000
