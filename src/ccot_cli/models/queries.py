@@ -1,7 +1,6 @@
 """The queries of a data set under θ. Nothing that is trained later changes their keys and values, so they may be kept.
 
-Dimensions: B batch, Q queries, N query, S all tokens of all queries, H heads, C channels of a head, W = 2 L H C, I all
-indices 0..L, D width.
+Dimensions: B batch, Q queries, N query, H heads, C channels of a head, I all indices 0..L, D width.
 """
 
 from collections.abc import Iterator
@@ -73,8 +72,7 @@ class KeptQueries(Queries):
     def __init__(self, theta: Theta, queries: Rows[list[int]], layer: int, path: Path) -> None:
         self.theta, self.layer = theta, layer
         self._queries = queries
-        self._offsets = _offsets(queries)
-        self._rows_SW, self._last_QID = _mapped(theta, queries, path)
+        self._keys_values, self._last_QID = _mapped(theta, queries, path)
 
     @property
     def queries(self) -> Rows[list[int]]:
@@ -83,14 +81,15 @@ class KeptQueries(Queries):
     def encoded(self, numbers: Rows[int]) -> tuple[Sequence, Tensor]:
         theta = self.theta
         longest = max(len(self.queries[number]) for number in numbers)
-        rows_BNW = torch.zeros(len(numbers), longest, self._rows_SW.shape[1], dtype=STORED_DTYPE)
+        heads, channels = theta.heads
+        both = torch.empty(2 * theta.num_layers, len(numbers), heads, longest, channels, dtype=theta.dtype)
         mask_BN = torch.zeros(len(numbers), longest, dtype=torch.bool)
         for place, number in enumerate(numbers):
-            start, end = self._offsets[number], self._offsets[number + 1]
-            rows_BNW[place, start - end :] = self._rows_SW[start:end]
-            mask_BN[place, start - end :] = True
-        both = rows_BNW.view(len(numbers), longest, 2 * theta.num_layers, *theta.heads).permute(2, 0, 3, 1, 4)
-        both = both.to(theta.device, theta.dtype, memory_format=torch.contiguous_format).contiguous()
+            start = longest - len(self.queries[number])
+            both[:, place, :, :start] = 0
+            both[:, place, :, start:] = self._keys_values[number]
+            mask_BN[place, start:] = True
+        both = both.to(theta.device)
         cache = empty_cache()
         for layer in range(theta.num_layers):
             cache.update(both[2 * layer], both[2 * layer + 1], layer_idx=layer)
@@ -104,8 +103,7 @@ def fill_queries(
 ) -> Iterator[int]:
     """Run θ over every query and keep what comes of it at `path`, made anew; yields how many a batch had."""
     path.unlink(missing_ok=True)
-    offsets = _offsets(queries)
-    rows_SW, last_QID = _mapped(theta, queries, path)
+    keys_values, last_QID = _mapped(theta, queries, path)
     adapters.use(None)
     for batch in plan_batches([len(query) for query in queries], batch_tokens=batch_tokens):
         ids_BN, mask_BN = pad_left([queries[number] for number in batch], fill=theta.pad_id, device=theta.device)
@@ -114,35 +112,34 @@ def fill_queries(
         entered_BND = theta.blocks.enter(theta.blocks.embedding(ids_BN), sequence)
         states = theta.blocks.run_each(entered_BND, 0, theta.num_layers, sequence)
         last_QID[batch] = torch.stack([state_BND[:, -1] for state_BND in states], dim=1).to("cpu", STORED_DTYPE)
-        both = [tensor for layer in range(theta.num_layers) for tensor in sequence.keys_values(layer)]
-        rows_BNW = torch.stack(both, dim=1).permute(0, 3, 1, 2, 4).flatten(2).to("cpu", STORED_DTYPE)
+        both = torch.stack([each for layer in range(theta.num_layers) for each in sequence.keys_values(layer)])
         for place, number in enumerate(batch):
-            start, end = offsets[number], offsets[number + 1]
-            rows_SW[start:end] = rows_BNW[place, start - end :]
+            keys_values[number].copy_(both[:, place, :, both.shape[3] - len(queries[number]) :])
         yield len(batch)
 
 
-def _offsets(queries: Rows[list[int]]) -> list[int]:
-    """Where each query's rows begin, and where the last one's end."""
-    return list(accumulate(map(len, queries), initial=0))
+def _mapped(theta: Theta, queries: Rows[list[int]], path: Path) -> tuple[list[Tensor], Tensor]:
+    """The file as tensors: each query's keys and values (2 L, H, N, C), and the last tokens' states (Q, L + 1, D)."""
+    sizes, last = _sizes(theta, queries)
+    total = sum(sizes)
+    numbers = torch.from_file(str(path), shared=True, size=total + len(queries) * last, dtype=STORED_DTYPE)
+    heads, channels = theta.heads
+    starts = accumulate(sizes, initial=0)
+    keys_values = [
+        numbers[start : start + size].view(2 * theta.num_layers, heads, -1, channels)
+        for start, size in zip(starts, sizes, strict=False)
+    ]
+    return keys_values, numbers[total:].view(len(queries), theta.num_layers + 1, -1)
 
 
-def _mapped(theta: Theta, queries: Rows[list[int]], path: Path) -> tuple[Tensor, Tensor]:
-    """The file as two tensors: keys and values (S, 2 L H C), then the last tokens' states (Q, L + 1, D)."""
-    tokens, width, last = _sizes(theta, queries)
-    numbers = torch.from_file(str(path), shared=True, size=tokens * width + len(queries) * last, dtype=STORED_DTYPE)
-    rows, states = numbers[: tokens * width], numbers[tokens * width :]
-    return rows.view(-1, width), states.view(len(queries), theta.num_layers + 1, -1)
-
-
-def _sizes(theta: Theta, queries: Rows[list[int]]) -> tuple[int, int, int]:
-    """Tokens of all queries, numbers that one leaves in the cache, and numbers of a query's last states."""
+def _sizes(theta: Theta, queries: Rows[list[int]]) -> tuple[list[int], int]:
+    """Numbers that each query leaves in the cache, and numbers of a query's last states."""
     heads, channels = theta.heads
     width = 2 * theta.num_layers * heads * channels
-    return sum(map(len, queries)), width, (theta.num_layers + 1) * theta.model.config.hidden_size
+    return [len(query) * width for query in queries], (theta.num_layers + 1) * theta.model.config.hidden_size
 
 
 def num_bytes(theta: Theta, queries: Rows[list[int]]) -> int:
     """What the file of these queries takes."""
-    tokens, width, last = _sizes(theta, queries)
-    return (tokens * width + len(queries) * last) * STORED_DTYPE.itemsize
+    sizes, last = _sizes(theta, queries)
+    return (sum(sizes) + len(queries) * last) * STORED_DTYPE.itemsize
