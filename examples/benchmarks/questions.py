@@ -3,7 +3,9 @@
     python examples/benchmarks/questions.py                                # minutes on two cores
     python examples/benchmarks/questions.py --batch-size 1 --output questions.json
 
-The same test problems for all, answered in turns; the time of loading is left out.
+The same test problems for all, answered in turns; the time of loading is left out. Beside the times, how many tokens a
+batch's rows would have written had all been as long as the longest, over those that they wrote: what filling the places
+of finished rows could save at most.
 """
 
 from collections.abc import Callable
@@ -12,23 +14,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from turns import Round, ratio, report, take_turns
+from turns import Ratio, Round, ratio, report, take_turns
 
 from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test
-from ccot_cli.models.reasoner import Reasoner
+from ccot_cli.models.reasoner import Reasoner, Reply
 from ccot_cli.stages.methods import find_methods
 
 
-def answer(load: Callable[[], Reasoner], problems: list[Problem], batch_size: int) -> Callable[[], None]:
-    """Answers all problems; the method is loaded once, by itself."""
-    reasoner = load()
+def replies(reasoner: Reasoner, problems: list[Problem], batch_size: int) -> list[list[Reply]]:
+    """Answers all problems, batch by batch."""
+    questions = [problem.question for problem in problems]
+    return [reasoner.reply(questions[start : start + batch_size])[0] for start in range(0, len(questions), batch_size)]
 
-    def work() -> None:
-        for start in range(0, len(problems), batch_size):
-            reasoner.reply([problem.question for problem in problems[start : start + batch_size]])
 
-    return work
+def padding(batches: list[list[Reply]], name: str) -> Ratio:
+    """Tokens before the answer as if every row of a batch had its longest's, over those there are."""
+    counts = [[reply.num_contemplation for reply in batch] for batch in batches]
+    shares = [max(batch) * len(batch) / sum(batch) for batch in counts]
+    overall = sum(max(batch) * len(batch) for batch in counts) / sum(map(sum, counts))
+    return Ratio(f"tokens of padded batches / of their rows, {name}", overall, min(shares), max(shares))
 
 
 def main(
@@ -42,7 +47,7 @@ def main(
     tests = sorted(load_test(settings.data, limit=problems, seed=0), key=lambda problem: len(problem.question))
     rounds: list[Round] = []
     for size in batch_size or [1, 8, 32]:
-        works: dict[str, Callable[[], object]] = {}
+        works: dict[str, Callable[[], list[list[Reply]]]] = {}
         # Each method has a model of its own, for loading one puts the last away.
         for entry in find_methods(None, settings).entries():
             own = next(
@@ -50,10 +55,11 @@ def main(
                 for each in find_methods(None, settings).entries()
                 if (each.name, each.ratio) == (entry.name, entry.ratio)
             )
-            works[f"{entry.name} r = {entry.ratio:f}, {size} at a time"] = answer(partial(own.load), tests, size)
+            works[f"{entry.name} r = {entry.ratio:f}, {size} at a time"] = partial(replies, own.load(), tests, size)
         chain = next(name for name in works if name.startswith("cot "))
         found = take_turns(works, repeats=repeats)
         every += [ratio(found, chain, name) for name in works if name != chain]
+        every += [padding(works[name](), name) for name in works if name == chain or name.startswith("ccot")]
         rounds += found
     report(every, rounds, output, problems=problems)
 

@@ -4,7 +4,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ Round = dict[str, float]
 """Seconds by piece of work."""
 
 
-def take_turns(works: dict[str, Callable[[], object]], *, repeats: int, warm_ups: int = 1) -> list[Round]:
+def take_turns(works: Mapping[str, Callable[[], object]], *, repeats: int, warm_ups: int = 1) -> list[Round]:
     """Every piece once in each round; the first rounds do not count."""
     rounds = []
     for number in range(warm_ups + repeats):

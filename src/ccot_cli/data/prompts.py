@@ -5,6 +5,7 @@
 Each segment is tokenized by itself, so that a query has the same ids whatever follows it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -47,32 +48,40 @@ class Encoder:
             raise ValueError("the tokenizer has no end-of-sequence token, so no answer could end")
         self.tokenizer = tokenizer
         self.template = template
-        self.answer_marker = self._ids(template.answer_marker)
+        self.answer_marker = self._ids([template.answer_marker])[0]
         """The ids of <ANS>: O_marker tokens, never empty."""
+        # The template is ours and may hold chat markup as control tokens; the question may not.
+        around = (tokenizer(text, add_special_tokens=False).input_ids for text in template.prompt.split(QUESTION_FIELD))
+        self._before, self._after = around
+        start = tokenizer.bos_token_id
+        if start is not None and self._before[:1] != [start]:
+            self._before = [start, *self._before]
 
-    def _ids(self, text: str) -> list[int]:
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
         # Chat markup in a question is plain text, never a control token.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True).input_ids
         return ids
 
     def query(self, question: str) -> list[int]:
-        before, after = self.template.prompt.split(QUESTION_FIELD)
-        # The template is ours and may hold chat markup as control tokens; the question may not.
-        ids = [
-            *self.tokenizer(before, add_special_tokens=False).input_ids,
-            *self._ids(question),
-            *self.tokenizer(after, add_special_tokens=False).input_ids,
-        ]
-        start = self.tokenizer.bos_token_id
-        return ids if start is None or ids[:1] == [start] else [start, *ids]
+        return self._queries([question])[0]
+
+    def _queries(self, questions: list[str]) -> list[list[int]]:
+        return [[*self._before, *ids, *self._after] for ids in self._ids(questions)]
 
     def problem(self, problem: Problem) -> EncodedProblem:
-        return EncodedProblem(
-            id=problem.id,
-            query=self.query(problem.question),
-            chain=self._ids(problem.chain),
-            answer=[*self._ids(f" {problem.answer}"), self.tokenizer.eos_token_id],
-        )
+        return self.problems([problem])[0]
+
+    def problems(self, problems: Sequence[Problem]) -> list[EncodedProblem]:
+        """The same for many, much faster than one by one."""
+        queries = self._queries([each.question for each in problems])
+        chains = self._ids([each.chain for each in problems])
+        answers = self._ids([f" {each.answer}" for each in problems])
+        return [
+            EncodedProblem(id=each.id, query=query, chain=chain, answer=[*answer, self.tokenizer.eos_token_id])
+            for each, query, chain, answer in zip(problems, queries, chains, answers, strict=True)
+        ]
 
     @cached_property
     def _line_breaks(self) -> set[int]:

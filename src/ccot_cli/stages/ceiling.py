@@ -42,7 +42,7 @@ def gold_ceiling(workspace: Workspace, settings: Settings, ratio: Decimal, *, pr
     adapters = Adapters(theta)
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=settings.score.seed)
     stored = precompute.read_problems(source)
-    train = [theta.encoder.problem(item.problem) for item in stored if not item.is_validation]
+    train = theta.encoder.problems([item.problem for item in stored if not item.is_validation])
     steps_per_epoch = -(-len(train) // chosen.batch_size)
     wanted = {"epochs": -(-settings.score.ceiling_steps // steps_per_epoch), "seed": settings.score.seed}
     gold = [example.gold_JID for example in load_examples(theta, source, selected)[0]]

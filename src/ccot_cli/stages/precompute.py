@@ -118,7 +118,7 @@ def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[St
     stored = [StoredProblem(problem, False) for problem in loaded.train]
     stored += [StoredProblem(problem, True) for problem in loaded.validation]
     longest = getattr(theta.model.config, "max_position_embeddings", None) or 1 << 30
-    encoded = [theta.encoder.problem(item.problem) for item in stored]
+    encoded = theta.encoder.problems([item.problem for item in stored])
     fits = [len(solution_ids(theta, problem)) <= longest for problem in encoded]
     if not all(fits):
         progress.say(f"{fits.count(False):,} problems are longer than the model's {longest:,} positions: left out")

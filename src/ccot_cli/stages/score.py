@@ -69,7 +69,7 @@ def run(
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
         return ScoreResult(**{**ready.manifest.summary, "was_ready": True})
     theta = load_matching_theta(settings, source)
-    problems = [theta.encoder.problem(item.problem) for item in precompute.read_problems(source)]
+    problems = theta.encoder.problems([item.problem for item in precompute.read_problems(source)])
     num_train = source.manifest.summary["num_train"]
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
         selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress)

@@ -98,7 +98,7 @@ def _train(
     stored = precompute.read_problems(source)
     baseline = BASELINES[name]()
     ratio = ratio if baseline.ratio is None else baseline.ratio
-    problems = [theta.encoder.problem(item.problem) for item in stored if not item.is_validation]
+    problems = theta.encoder.problems([item.problem for item in stored if not item.is_validation])
     course = Course(theta, adapters, problems, ratio, chosen)
     if scored is not None:
         gold = [example.gold_JID for example in load_examples(theta, source, scored)[0]]

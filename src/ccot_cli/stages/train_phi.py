@@ -234,17 +234,17 @@ class _Job:
 
 def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[PhiExample], list[PhiExample]]:
     """The training and validation problems with the gold states that `score` selected."""
-    problems = precompute.read_problems(source)
+    items = precompute.read_problems(source)
+    problems = theta.encoder.problems([item.problem for item in items])
     train: list[PhiExample] = []
     validation: list[PhiExample] = []
     for record in sorted(read_records(selected.folder), key=lambda record: record.number):
-        item = problems[record.number]
-        encoded = theta.encoder.problem(item.problem)
+        encoded = problems[record.number]
         following = [*encoded.chain[1:], theta.encoder.answer_marker[0]]
         start = len(encoded.query)
         next_K = torch.tensor([following[position - start] for position in record.positions_J[1:].tolist()])
         example = PhiExample(encoded.query, record.states_JID, next_K)
-        (validation if item.is_validation else train).append(example)
+        (validation if items[record.number].is_validation else train).append(example)
     return train, validation
 
 

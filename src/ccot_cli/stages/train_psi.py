@@ -85,13 +85,6 @@ def run(
     return result
 
 
-def example(theta: Theta, problem: Problem, ratio: Decimal) -> PsiExample:
-    """What ψ learns from a problem at a ratio."""
-    encoded = theta.encoder.problem(problem)
-    num_tokens = num_kept(ratio, len(encoded.chain))
-    return PsiExample(encoded.query, theta.encoder.answer_marker, encoded.answer, num_tokens)
-
-
 @dataclass
 class _Job:
     """The training of one ratio."""
@@ -116,7 +109,12 @@ class _Job:
         self.held_examples = self._examples(self.held_out)
 
     def _examples(self, problems: list[Problem]) -> list[PsiExample]:
-        return [example(self.theta, problem, self.ratio) for problem in problems]
+        """What ψ learns from these problems."""
+        encoder = self.theta.encoder
+        return [
+            PsiExample(each.query, encoder.answer_marker, each.answer, num_kept(self.ratio, len(each.chain)))
+            for each in encoder.problems(problems)
+        ]
 
     def _queries(self, examples: list[PsiExample]) -> Queries:
         ids = [each.query for each in examples]
