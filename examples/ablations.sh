@@ -30,6 +30,7 @@ ccot precompute
 # Which tokens φ imitates, and how it learns to. `even` and `layerwise` are the paper's.
 ccot sweep --ratio 0.1 --selector predictive --selector learned --selector even --schedule joint "${seeds[@]}"
 ccot sweep --ratio 0.1 --selector predictive --selector even --schedule layerwise "${seeds[@]}"
+ccot sweep --ratio 0.1 --method gold --selector predictive --selector learned --selector even "${seeds[@]}"
 
 # Layers of φ that learn with ψ; the paper's is `above`.
 ccot sweep --ratio 0.1 --unfreeze none --unfreeze above --unfreeze all "${seeds[@]}"

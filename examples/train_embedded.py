@@ -71,7 +71,7 @@ PHASES = (
 
 RATIO = Decimal("0.1")
 """Where φ is trained from nothing; elsewhere it goes on from there."""
-OTHER_RATIOS = (Decimal("0.05"),)
+OTHER_RATIOS = (Decimal("0.05"), Decimal("0.2"))
 BASELINES: tuple[BaselineName, ...] = ("direct", "pause")
 
 
@@ -263,7 +263,7 @@ SHIPPED_SETTINGS: dict[str, Any] = {
     "train_phi.lora_alpha": 128,
     "train_phi.taught_epochs": 4,
     "train_phi.epochs": 10,
-    "train_psi.epochs": 1,
+    "train_psi.epochs": 3,
 }
 """Beyond the preset's defaults, which are made for minutes."""
 

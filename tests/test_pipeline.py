@@ -441,6 +441,9 @@ def test_a_sweep_compares_methods_on_test_problems(make_run: MakeRun) -> None:
     own = {row.method: row for row in result.rows}
     assert own.keys() == {"ccot", "direct", "pause", "gold", "cot"}
     assert all(own[row.method].accuracy == row.accuracies[0] for row in rows if row.method != "ccot")
+    grid = {"selector": ["even"]}
+    other = sweep.run(run.workspace, run.settings, [RATIO], grid, methods=["gold", "direct"], progress=Progress())
+    assert [(row.method, row.selector) for row in other] == [("gold", "even"), ("direct", "predictive")]
     more = sweep.run(run.workspace, run.settings, [RATIO], {"epochs": [3]}, methods=["direct"], progress=Progress())
     assert [(row.epochs, row.split, row.seconds) for row in more] == [(3, "validation", None)]
     assert more[0].num_steps == 3 * rows[2].num_steps // rows[2].epochs

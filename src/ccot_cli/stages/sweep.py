@@ -40,7 +40,6 @@ DIMENSIONS = {
     "epochs": Dimension(("train_psi.epochs",), "e", train_psi.STAGE),
     "seed": Dimension(("score.seed", "train_phi.seed", "train_psi.seed"), "s", score.STAGE),
 }
-_OF_BASELINES = ("epochs", "seed")
 
 
 @dataclass(frozen=True)
@@ -135,14 +134,13 @@ def cells(
     """The cells of a grid, seeds fastest.
 
     Args:
-        grid: Values by dimension; a dimension without values keeps the setting. A baseline has epochs and seeds only.
+        grid: Values by dimension; a dimension without values keeps the setting.
         methods: `ccot` and baselines; one with a ratio of its own comes once.
     """
     own = {name: _get(settings, dimension.settings[0]) for name, dimension in DIMENSIONS.items()}
     seen = set()
     for method, ratio in product(methods, ratios):
-        has = DIMENSIONS if method == CCOT else _OF_BASELINES
-        values = [grid.get(name) or [own[name]] if name in has else [own[name]] for name in DIMENSIONS]
+        values = [grid.get(name) or [own[name]] if _has(method, name) else [own[name]] for name in DIMENSIONS]
         fixed = None if method == CCOT else train_baseline.own_ratio(method)
         for choice in product(*values):
             chosen = dict(zip(DIMENSIONS, choice, strict=True))
@@ -151,6 +149,13 @@ def cells(
             if (cell.stage, cell.key(cell.stage)) not in seen:
                 seen.add((cell.stage, cell.key(cell.stage)))
                 yield cell
+
+
+def _has(method: str, dimension: str) -> bool:
+    """Whether a dimension matters to a method. A baseline has epochs and seeds, and what it reads of the gold states."""
+    if method == CCOT or dimension in ("epochs", "seed"):
+        return True
+    return dimension == "selector" and BASELINES[method].reads_gold
 
 
 def _get(settings: Settings, dotted: str) -> Any:
