@@ -246,7 +246,7 @@ def train_methods() -> None:
         score.run(workspace, settings, ratio, progress=progress)
         chosen = settings if ratio == RATIO else override(settings, GOING_ON)
         train_phi.run(workspace, chosen, ratio, progress=progress)
-        result = train_psi.run(workspace, settings, ratio, progress=progress)
+        result = train_psi.run(workspace, chosen, ratio, progress=progress)
         progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
         ship(workspace.folder(train_psi.STAGE, ratio_name(ratio)), METHODS_FOLDER / ratio_name(ratio))
     for name in BASELINES:
@@ -263,7 +263,7 @@ SHIPPED_SETTINGS: dict[str, Any] = {
     "train_phi.lora_alpha": 128,
     "train_phi.taught_epochs": 4,
     "train_phi.epochs": 10,
-    "train_psi.epochs": 3,
+    "train_psi.epochs": 1,
 }
 """Beyond the preset's defaults, which are made for minutes."""
 
@@ -272,6 +272,7 @@ GOING_ON: dict[str, Any] = {
     "train_phi.taught_epochs": 0,
     "train_phi.epochs": 3,
     "train_phi.learning_rate": 0.005,
+    "train_psi.epochs": 3,
 }
 """And where φ has learned at another ratio."""
 
@@ -298,13 +299,10 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
     """Measure on the test split and write the model card."""
     workspace = Workspace.open(BUILD_FOLDER / "workspace")
     settings = override(workspace.settings, {"eval.limit": num_test})
-    phi_steps, more_steps, psi_steps = (
+    phi_steps, psi_steps, more_phi_steps, more_psi_steps = (
         workspace.require(stage, ratio_name(ratio)).manifest.summary["num_steps"]
-        for stage, ratio in (
-            (train_phi.STAGE, RATIO),
-            (train_phi.STAGE, OTHER_RATIOS[-1]),
-            (train_psi.STAGE, RATIO),
-        )
+        for ratio in (RATIO, OTHER_RATIOS[-1])
+        for stage in (train_phi.STAGE, train_psi.STAGE)
     )
     result = evaluate.run(None, settings, progress=TerminalProgress())
     write_json(EMBEDDED_FOLDER / "metrics.json", {"training": training, **result.to_json()})
@@ -325,7 +323,8 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
         step_rows="\n".join(step_rows),
         n=num_test,
         others=" and ".join(f"{ratio:f}" for ratio in OTHER_RATIOS),
-        more_steps=more_steps,
+        more_phi_steps=more_phi_steps,
+        more_psi_steps=more_psi_steps,
         machine=platform.machine(),
         phi_steps=phi_steps,
         psi_steps=psi_steps,
@@ -347,8 +346,8 @@ beyond those problems.
   work too.
 - φ, ψ and END at r = 0.1: 30,000 training problems, the settings of `ccot init` but for those that the script names
   (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ, 64 problems each. At r = {others} φ
-  goes on from there for {more_steps:,} steps. `direct` (r = 0) and `pause` are trained on the same problems for as many
-  steps as ψ.
+  goes on from there for {more_phi_steps:,} steps, and ψ has {more_psi_steps:,}. `direct` (r = 0) and `pause` are
+  trained on the same problems for as many steps as ψ at r = 0.1.
 - Stored in bfloat16, computed in float32 on a CPU.
 
 Exact match on {n:,} problems of the test split, which shares no problem with training (95 % Wilson interval), and the

@@ -152,7 +152,7 @@ def cells(
 
 
 def _has(method: str, dimension: str) -> bool:
-    """Whether a dimension matters to a method. A baseline has epochs and seeds, and what it reads of the gold states."""
+    """Whether a dimension matters to a method: to a baseline, epochs, seeds, and what it reads of the gold states."""
     if method == CCOT or dimension in ("epochs", "seed"):
         return True
     return dimension == "selector" and BASELINES[method].reads_gold
