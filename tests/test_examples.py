@@ -168,8 +168,8 @@ def test_the_ratio_of_a_round_is_formed_within_it(benchmark: Callable[[str], Mod
     ("name", "arguments", "count"),
     [
         ("precompute", {"problems": [20, 40], "repeats": 1}, 3),
-        # Two ratios, answering at once and PAUSE.
-        ("questions", {"batch_size": [2], "problems": 3, "repeats": 1}, 4),
+        # Times of three ratios, answering at once and PAUSE; padding of the ratios and of the chain.
+        ("questions", {"batch_size": [2], "problems": 3, "repeats": 1}, 9),
     ],
 )
 def test_benchmarks_say_their_ratios(
