@@ -13,15 +13,12 @@ from ccot_cli.cli.options import WHERE
 from ccot_cli.errors import UsageError
 from ccot_cli.workspace import SETTINGS_FILE
 
-QUESTION = (
-    "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. "
-    "Ben gives 8 pens to a friend. How many pens does Ben have?"
-)
+QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
 RATIO = Decimal("0.1")
 STEPS = (2, 3)
 """Short problems: minutes are enough to learn to contemplate on them."""
 NUM_TRAIN, NUM_TEST = 4000, 400
-TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 3, 2
+TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 3
 
 
 def demo(
