@@ -52,6 +52,8 @@ def demo(
     eval.evaluate(workspace=folder, limit=NUM_TEST)
     _show("ask", *place, "--ratio", f"{RATIO}", QUESTION)
     ask.ask(QUESTION, ratio=RATIO, workspace=folder)
+    _show("ask", *place, "--ratio", "1", QUESTION)
+    ask.ask(QUESTION, ratio=Decimal(1), workspace=folder)
 
 
 def _show(*words: str) -> None:
