@@ -282,6 +282,16 @@ class TestStatus:
         assert first["summary"] == {"num_shards": 2}
         assert datetime.fromisoformat(first["created"]).tzinfo is not None
 
+    def test_what_may_be_deleted_is_said(self, workspace: Workspace, capsys: Output) -> None:
+        app.run(["status", "-w", "my-run"])
+        assert "deleted" not in capsys.readouterr().out
+        workspace.cache.mkdir()
+        (workspace.cache / "queries-1.bin").write_bytes(b"x" * 2000)
+        app.run(["status", "-w", "my-run"])
+        assert "2.0 kB in my-run/cache may be deleted at any time" in capsys.readouterr().out
+        app.run(["status", "-w", "my-run", "--format", "json"])
+        assert json.loads(capsys.readouterr().out)["cache_bytes"] == 2000
+
     def test_a_damaged_manifest_is_shown_and_hides_nothing_else(self, workspace: Workspace, capsys: Output) -> None:
         finish(workspace, "precompute")
         (workspace.root / "precompute" / "manifest.json").write_text("{")
