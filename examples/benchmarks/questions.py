@@ -8,8 +8,7 @@ batch's rows would have written had all been as long as the longest, over those 
 of finished rows could save at most.
 """
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +21,19 @@ from ccot_cli.models.reasoner import Reasoner, Reply
 from ccot_cli.stages.methods import find_methods
 
 
-def replies(reasoner: Reasoner, problems: list[Problem], batch_size: int) -> list[list[Reply]]:
-    """Answers all problems, batch by batch."""
-    questions = [problem.question for problem in problems]
-    return [reasoner.reply(questions[start : start + batch_size])[0] for start in range(0, len(questions), batch_size)]
+@dataclass
+class Work:
+    """Answers all problems, batch by batch, and keeps what was said last."""
+
+    reasoner: Reasoner
+    problems: list[Problem]
+    batch_size: int
+    said: list[list[Reply]] = field(default_factory=list)
+
+    def __call__(self) -> None:
+        questions = [problem.question for problem in self.problems]
+        starts = range(0, len(questions), self.batch_size)
+        self.said = [self.reasoner.reply(questions[start : start + self.batch_size])[0] for start in starts]
 
 
 def padding(batches: list[list[Reply]], name: str) -> Ratio:
@@ -47,19 +55,15 @@ def main(
     tests = sorted(load_test(settings.data, limit=problems, seed=0), key=lambda problem: len(problem.question))
     rounds: list[Round] = []
     for size in batch_size or [1, 8, 32]:
-        works: dict[str, Callable[[], list[list[Reply]]]] = {}
-        # Each method has a model of its own, for loading one puts the last away.
-        for entry in find_methods(None, settings).entries():
-            own = next(
-                each
-                for each in find_methods(None, settings).entries()
-                if (each.name, each.ratio) == (entry.name, entry.ratio)
-            )
-            works[f"{entry.name} r = {entry.ratio:f}, {size} at a time"] = partial(replies, own.load(), tests, size)
+        works: dict[str, Work] = {}
+        for number in range(len(find_methods(None, settings).entries())):
+            # Each method has a model of its own, for loading one puts the last away.
+            entry = find_methods(None, settings).entries()[number]
+            works[f"{entry.name} r = {entry.ratio:f}, {size} at a time"] = Work(entry.load(), tests, size)
         chain = next(name for name in works if name.startswith("cot "))
         found = take_turns(works, repeats=repeats)
         every += [ratio(found, chain, name) for name in works if name != chain]
-        every += [padding(works[name](), name) for name in works if name == chain or name.startswith("ccot")]
+        every += [padding(works[name].said, name) for name in works if name == chain or name.startswith("ccot")]
         rounds += found
     report(every, rounds, output, problems=problems)
 

@@ -72,11 +72,8 @@ class _Ready:
     """Of the query, at that layer under θ."""
     state_BKD: Tensor
     """φ's states at index - 1."""
-    gold_BKD: Tensor
-    """Those that it should have at index."""
     mask_BS: Tensor
     """Query and contemplation tokens that exist."""
-    mask_BK: Tensor
 
     def run(self, part: slice = ALL) -> Tensor:
         """Take the contemplation tokens through the layer under the weights in use: B, K, D."""
@@ -84,6 +81,15 @@ class _Ready:
         cache.update(self.keys_BHNC[part], self.values_BHNC[part], layer_idx=self.index - 1)
         sequence = Sequence(cache, self.mask_BS[part])
         return self.theta.blocks.run(self.state_BKD[part], self.index - 1, self.index, sequence)
+
+
+@dataclass(frozen=True)
+class _Lesson(_Ready):
+    """And what the layer should make of it."""
+
+    gold_BKD: Tensor
+    mask_BK: Tensor
+    """Contemplation tokens that exist."""
 
     def loss(self, part: slice = ALL) -> Tensor:
         """The scaled error of some examples, all by default."""
@@ -150,10 +156,13 @@ class _Batch:
             keys_BHNC=keys_BHNC,
             values_BHNC=values_BHNC,
             state_BKD=self._state_BKD.to(device),
-            gold_BKD=self._padded(slice(1, None), index).to(device),
             mask_BS=torch.cat([self.query_mask_BN, self.mask_BK], dim=1),
-            mask_BK=self.mask_BK,
         )
+
+    def lesson(self, index: int) -> _Lesson:
+        """The same with the gold states."""
+        gold_BKD = self._padded(slice(1, None), index).to(self.theta.device)
+        return _Lesson(**vars(self.ready(index)), gold_BKD=gold_BKD, mask_BK=self.mask_BK)
 
     def advance(self, index: int) -> None:
         """Take the contemplation tokens to `index` under the weights in use."""
@@ -169,12 +178,12 @@ def rest_bytes(theta: Theta, examples: Rows[PhiExample]) -> int:
     return (num_query * (width + 2 * heads * channels) + num_tokens * width) * theta.dtype.itemsize
 
 
-def _ahead(batches: Iterable[_Batch], index: int) -> Iterator[_Ready]:
-    """Make each batch ready while the one before it is in use."""
+def _ahead(batches: Iterable[_Batch], index: int) -> Iterator[_Lesson]:
+    """Fetch each batch's lesson while the one before it is in use."""
     with ThreadPoolExecutor(max_workers=1) as thread:
-        coming: Future[_Ready] | None = None
+        coming: Future[_Lesson] | None = None
         for batch in batches:
-            coming, now = thread.submit(batch.ready, index), coming
+            coming, now = thread.submit(batch.lesson, index), coming
             if now is not None:
                 yield now.result()
         if coming is not None:
@@ -256,8 +265,8 @@ def _train_layer(
     losses: list[float] = []
     for _ in range(epochs):
         losses = []
-        for ready in _ahead(shuffler.sample(train, len(train)), index):
-            losses.append(optimiser.step_on(range(len(ready.mask_BK)), partial(_share, adapters, ready)))
+        for lesson in _ahead(shuffler.sample(train, len(train)), index):
+            losses.append(optimiser.step_on(range(len(lesson.mask_BK)), partial(_share, adapters, lesson)))
             on_step(index, losses[-1])
     return LayerReport(
         layer=index,
@@ -267,14 +276,14 @@ def _train_layer(
     )
 
 
-def _share(adapters: Adapters, ready: _Ready, part: Rows[int], whole: Rows[int]) -> Tensor:
+def _share(adapters: Adapters, lesson: _Lesson, part: Rows[int], whole: Rows[int]) -> Tensor:
     """What a stretch of a batch's rows adds to its loss."""
     adapters.use(PHI)
-    return ready.loss(slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
+    return lesson.loss(slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
 
 
 @torch.no_grad()
 def _mean_loss(adapters: Adapters, batches: list[_Batch], index: int) -> float:
     adapters.use(PHI)
-    total = sum(ready.loss().item() * len(ready.mask_BK) for ready in _ahead(batches, index))
+    total = sum(lesson.loss().item() * len(lesson.mask_BK) for lesson in _ahead(batches, index))
     return total / sum(len(batch.mask_BK) for batch in batches)

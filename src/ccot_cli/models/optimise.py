@@ -130,7 +130,11 @@ class Optimiser:
         Raises:
             DivergedError: after several such steps in a row.
         """
-        return self.step_on([0], lambda part, whole: loss)
+        self._inner.zero_grad(set_to_none=True)
+        value = float(loss.detach())
+        if isfinite(value):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return self._descend(value)
 
     def step_on(self, batch: Rows[int], share: Share) -> float:
         """The same from a batch's loss, in micro-batches whose gradients are added up.
@@ -144,6 +148,10 @@ class Optimiser:
         loss = self._add_up(batch, share)
         while loss is None:
             loss = self._add_up(batch, share)
+        return self._descend(loss)
+
+    def _descend(self, loss: float) -> float:
+        """Go down the gradients that a loss has left in the parameters."""
         if self.step_count in self.restarts:
             self._inner.state.clear()
         is_good = isfinite(loss)

