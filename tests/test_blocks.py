@@ -67,6 +67,21 @@ def test_running_in_two_halves_equals_running_at_once(theta: Theta) -> None:
     assert torch.equal(upper, run_from_zero(theta, ids, mask, theta.num_layers))
 
 
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_filled_layer_holds_what_a_layer_that_is_run_leaves_and_goes_no_further(theta: Theta, index: int) -> None:
+    ids, mask = pad_left(QUERIES, fill=theta.pad_id)
+    sequence, expected = Sequence.empty(3, theta.device), Sequence.empty(3, theta.device)
+    below = theta.blocks.run_ids(ids, mask, sequence, last=index)
+    theta.blocks.run_ids(ids, mask, expected)
+    finished: list[object] = []
+    handle = theta.blocks.layers[index].register_forward_hook(lambda *_: finished.append(_))
+    theta.blocks.fill(below, index, sequence)
+    handle.remove()
+    assert not finished
+    for found, wanted in zip(sequence.keys_values(index), expected.keys_values(index), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_logits_equal_the_models_own_with_its_cache(theta: Theta) -> None:
     cache = DynamicCache()
     theta.model(input_ids=torch.tensor([QUERIES[0][:4]]), past_key_values=cache)

@@ -5,11 +5,13 @@ import torch
 from conftest import shaken
 from torch import Tensor
 
+from ccot_cli.models import phi
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.phi import Contemplation, best_chunk, contemplate, encode_query, replay
 from ccot_cli.models.psi import answer_loss, decode
 from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.masks import pad_left
 
 QUERIES = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14, 15, 16, 17, 18]]
 COUNTS = [3, 7, 5]
@@ -75,6 +77,25 @@ def test_cached_batched_half_depth_rollout_equals_the_algorithm_run_anew_for_eve
             if place + 1 < count:
                 fed = tokens.inputs_BKD[row, place + 1]
                 torch.testing.assert_close(fed, expected[place][LAYER], atol=2e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [1, LAYER, 4])
+def test_queries_in_several_passes_leave_what_one_pass_leaves(
+    theta: Theta, adapters: Adapters, layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters.use(None)
+    ids, mask = pad_left(QUERIES, fill=theta.pad_id)
+    whole = Sequence.empty(3, theta.device)
+    lower = theta.blocks.run_ids(ids, mask, whole, last=layer)
+    theta.blocks.run(lower, layer, theta.num_layers, whole)
+    monkeypatch.setattr(phi, "PASS_TOKENS", 13)  # two rows of six columns, and one
+    sequence, first = encode_query(theta, adapters, QUERIES, layer=layer)
+    torch.testing.assert_close(first, lower[:, -1])
+    assert torch.equal(sequence.mask_BS, mask)
+    for index in range(theta.num_layers):
+        for found, wanted in zip(sequence.keys_values(index), whole.keys_values(index), strict=True):
+            torch.testing.assert_close(found.transpose(1, 2)[mask], wanted.transpose(1, 2)[mask])
 
 
 def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(theta: Theta, adapters: Adapters) -> None:

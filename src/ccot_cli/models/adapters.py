@@ -5,6 +5,8 @@ re-applied after every switch, so that switching changes which weights compute a
 
 Where the model is small, an adapter computes with merged copies of its matrices, one product instead of three; a
 gradient reaches the adapter through the merging. θ's own are never touched: merged in place and back, they would drift.
+PEFT need not know then which adapter computes, and its walk through all modules, which takes as long as a small model
+takes for a few tokens, is left out.
 """
 
 import json
@@ -48,6 +50,7 @@ class Adapters:
             theta.dtype == torch.float32 and _num_bytes(theta) <= MOST_MERGED_BYTES if merges is None else merges
         )
         self._peft: PeftModel | None = None
+        self._layers: list[LoraLinear] = []
         self._trainable: set[str] = set()
         self._merged: dict[tuple[str, LoraLinear], _Merged] = {}
 
@@ -79,6 +82,7 @@ class Adapters:
                 if name in self._peft.peft_config:
                     self._peft.delete_adapter(name)
                 self._peft.add_adapter(name, config)
+        self._layers = [module for module in self.theta.model.modules() if isinstance(module, LoraLinear)]
         self.theta.model.eval()
         self.train_only(())
 
@@ -132,35 +136,33 @@ class Adapters:
         if self._peft is None:
             assert name is None, f"no adapter {name}"
             return
+        if self.merges:
+            for layer in self._layers:
+                layer.__dict__["forward"] = layer.get_base_layer().forward if name is None else self._merge(layer, name)
+            return
+        for layer in self._layers:
+            layer.__dict__.pop("forward", None)
         if name is None:
             self._tuner.disable_adapter_layers()
         else:
             self._tuner.enable_adapter_layers()
             self._tuner.set_adapter(name)
         self._freeze()
-        self._choose_weights(name)
 
-    def _choose_weights(self, name: str | None) -> None:
-        """Put merged copies in place where an adapter computes, and take them away where θ does.
+    def _merge(self, layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
+        """What the layer computes under an adapter, with one matrix.
 
         A copy that a gradient passes is made anew every time, because a backward pass goes through it once; the others
         are kept for as long as their adapter does not change.
         """
-        for module in self.theta.model.modules():
-            if not isinstance(module, LoraLinear):
-                continue
-            if name is None or not self.merges:
-                module.__dict__.pop("forward", None)
-                continue
-            down, up = module.lora_A[name].weight, module.lora_B[name].weight
-            if torch.is_grad_enabled() and (down.requires_grad or up.requires_grad):
-                module.__dict__["forward"] = _merge(module, name)
-                continue
-            version, kept = (down._version, up._version), self._merged.get((name, module))
-            if kept is None or kept.version != version:
-                with torch.no_grad():
-                    kept = self._merged[name, module] = _Merged(version, _merge(module, name))
-            module.__dict__["forward"] = kept.forward
+        down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+        if torch.is_grad_enabled() and (down.requires_grad or up.requires_grad):
+            return _merge(layer, name)
+        version, kept = (down._version, up._version), self._merged.get((name, layer))
+        if kept is None or kept.version != version:
+            with torch.no_grad():
+                kept = self._merged[name, layer] = _Merged(version, _merge(layer, name))
+        return kept.forward
 
     def train_only(self, names: Iterable[str]) -> None:
         """Declare the exact set of trainable parameters, by their names in `named_parameters`."""
@@ -200,9 +202,9 @@ class _Merged(NamedTuple):
     forward: Callable[[Tensor], Tensor]
 
 
-def _merge(module: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
-    base = cast(nn.Linear, module.get_base_layer())
-    weight = base.weight + module.get_delta_weight(name)
+def _merge(layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
+    base = cast(nn.Linear, layer.get_base_layer())
+    weight = base.weight + layer.get_delta_weight(name)
     # GPT-2's modules have no bias-free form and keep their matrices transposed.
     return partial(F.linear, weight=weight.T.contiguous() if isinstance(base, Conv1D) else weight, bias=base.bias)
 

@@ -7,6 +7,8 @@ the model's own forward pass, and refuses a family where they do not.
 Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 """
 
+from collections.abc import Sequence as Rows
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -44,6 +46,17 @@ class Sequence:
     def empty(cls, batch: int, device: torch.device) -> "Sequence":
         return cls(empty_cache(), torch.zeros(batch, 0, dtype=torch.bool, device=device))
 
+    @classmethod
+    def joined(cls, parts: "Rows[Sequence]") -> "Sequence":
+        """The rows of several of the same number of columns, in one."""
+        if len(parts) == 1:
+            return parts[0]
+        cache = empty_cache()
+        for layer in range(len(parts[0].cache.layers)):
+            keys, values = zip(*(part.keys_values(layer) for part in parts), strict=True)
+            cache.update(torch.cat(keys), torch.cat(values), layer_idx=layer)
+        return cls(cache, torch.cat([part.mask_BS for part in parts]))
+
     def extend(self, mask_BT: Tensor) -> None:
         """Make room for T new columns. Run the layers on them afterwards."""
         self.mask_BS = torch.cat([self.mask_BS, mask_BT], dim=1)
@@ -77,6 +90,21 @@ class Sequence:
         assert kept.keys is not None
         assert kept.values is not None
         return kept.keys, kept.values
+
+
+class _Filled(Exception):  # noqa: N818
+    """A layer has left its keys and values."""
+
+
+class _Filling:
+    """Stands in for a cache, and stops a layer once the cache has its keys and values."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self._cache.update(*args, **kwargs)
+        raise _Filled
 
 
 class Blocks:
@@ -138,11 +166,8 @@ class Blocks:
     def run_each(self, hidden_BTD: Tensor, first: int, last: int, sequence: Sequence) -> list[Tensor]:
         """The same, returning the states at every index from `first` to `last`."""
         num_new = hidden_BTD.shape[1]
-        place_BT = positions(sequence.mask_BS, num_new)
         masks: dict[int | None, Tensor] = {}
-        arguments: dict[str, Any] = {"position_ids": place_BT, "past_key_values": sequence.cache, "use_cache": True}
-        if self.rotary is not None:
-            arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids=place_BT)
+        arguments = self._arguments(hidden_BTD, sequence)
         states = [hidden_BTD]
         for index in range(first, last):
             window = self._window(index)
@@ -151,6 +176,24 @@ class Blocks:
             output = self.layers[index](states[-1], attention_mask=masks[window], **arguments)
             states.append(output[0] if isinstance(output, tuple) else output)
         return states
+
+    def _arguments(self, hidden_BTD: Tensor, sequence: Sequence) -> dict[str, Any]:
+        """What every layer is given beside states and mask."""
+        place_BT = positions(sequence.mask_BS, hidden_BTD.shape[1])
+        arguments: dict[str, Any] = {"position_ids": place_BT, "past_key_values": sequence.cache, "use_cache": True}
+        if self.rotary is not None:
+            arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids=place_BT)
+        return arguments
+
+    def fill(self, hidden_BTD: Tensor, index: int, sequence: Sequence) -> None:
+        """Leave the newest columns' keys and values in the cache at decoder layer `index`; nothing after is computed.
+
+        Args:
+            hidden_BTD: States at that index, 0 <= index < L.
+        """
+        arguments = self._arguments(hidden_BTD, sequence) | {"past_key_values": _Filling(sequence.cache)}
+        with suppress(_Filled):
+            self.layers[index](hidden_BTD, attention_mask=None, **arguments)
 
     def place(self, states_BITD: Tensor, sequence: Sequence) -> None:
         """Fill the cache of the newest T columns as if their states had been these at every index 0..L-1.
@@ -162,8 +205,7 @@ class Blocks:
             sequence: Already extended by these columns.
         """
         for index in range(self.num_layers):
-            # What a layer leaves in the cache is wanted, not what it computes.
-            self.run(states_BITD[:, index], index, index + 1, sequence)
+            self.fill(states_BITD[:, index], index, sequence)
 
     def run_ids(self, ids_BT: Tensor, mask_BT: Tensor, sequence: Sequence, *, last: int | None = None) -> Tensor:
         """Append tokens and take them to index `last`, L by default."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import Contemplation, encode_query, feed_back
+from ccot_cli.models.phi import Contemplation, encode_query, feed_back, read_query
 from ccot_cli.models.theta import Theta
 
 Control = Literal["zeroed", "shuffled", "noise", "untrained"]
@@ -49,7 +49,7 @@ class Replacement:
         return sequence
 
     def _states(self, queries: list[list[int]], tokens: Contemplation) -> Tensor:
-        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=self.layer)
+        sequence = read_query(self.theta, self.adapters, queries)
         self.adapters.use(PHI)
         sequence.extend(tokens.mask_BK)
         entered_BKD = self.theta.blocks.enter(tokens.inputs_BKD, sequence)

@@ -41,6 +41,10 @@ class Contemplation:
         return self.mask_BK.sum(dim=1)
 
 
+PASS_TOKENS = 512
+"""Tokens of queries in one pass on a CPU, so that what its layers hand on stays in its caches."""
+
+
 def encode_query(
     theta: Theta, adapters: Adapters, queries: list[list[int]], *, layer: int, adapter: str | None = None
 ) -> tuple[Sequence, Tensor]:
@@ -51,9 +55,24 @@ def encode_query(
     """
     adapters.use(adapter)
     ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
-    sequence = Sequence.empty(len(queries), theta.device)
+    rows = max(1, PASS_TOKENS // ids_BN.shape[1]) if theta.device.type == "cpu" else len(queries)
+    parts = [
+        _encode(theta, ids, mask, layer=layer)
+        for ids, mask in zip(torch.split(ids_BN, rows), torch.split(mask_BN, rows), strict=True)
+    ]
+    return Sequence.joined([sequence for sequence, _ in parts]), torch.cat([first_BD for _, first_BD in parts])
+
+
+def read_query(theta: Theta, adapters: Adapters, queries: list[list[int]], *, adapter: str | None = None) -> Sequence:
+    """The same where only what comes next matters: no state of the query's own is computed that nobody reads."""
+    return encode_query(theta, adapters, queries, layer=theta.num_layers - 1, adapter=adapter)[0]
+
+
+def _encode(theta: Theta, ids_BN: Tensor, mask_BN: Tensor, *, layer: int) -> tuple[Sequence, Tensor]:
+    sequence, top = Sequence.empty(len(ids_BN), theta.device), theta.num_layers - 1
     lower_BND = theta.blocks.run_ids(ids_BN, mask_BN, sequence, last=layer)
-    theta.blocks.run(lower_BND, layer, theta.num_layers, sequence)
+    if layer <= top:
+        theta.blocks.fill(theta.blocks.run(lower_BND, layer, top, sequence), top, sequence)
     return sequence, lower_BND[:, -1]
 
 

@@ -213,6 +213,8 @@ class ChainReasoner:
     adapter: str | None = None
     name: str = "cot"
     ratio: Decimal = Decimal(1)
+    num_thoughts: int = 0
+    """Latent tokens between query and text."""
 
     @torch.no_grad()
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
@@ -220,10 +222,12 @@ class ChainReasoner:
         clock = Clock(self.theta.device)
         # The prompt's last token opens the chain, as <COT> does in the paper.
         opened = [query[:-1] for query in queries]
-        depth = self.theta.num_layers
-        sequence, last_BD = encode_query(self.theta, self.adapters, opened, layer=depth, adapter=self.adapter)
+        # Latent tokens start from the last token's state at index L; text asks for nothing above the top layer's cache.
+        layer = self.theta.num_layers - (self.num_thoughts == 0)
+        sequence, last_BD = encode_query(self.theta, self.adapters, opened, layer=layer, adapter=self.adapter)
         prefill = clock.lap()
-        num_thoughts = self.think(sequence, last_BD)
+        if self.num_thoughts:
+            self.think(sequence, last_BD)
         text = decode(
             self.theta,
             self.adapters,
@@ -233,20 +237,18 @@ class ChainReasoner:
             adapter=self.adapter,
         )
         contemplation = clock.lap()
-        replies = [
-            self._read(ids, is_capped, num_thoughts) for ids, is_capped in zip(text.ids, text.is_capped, strict=True)
-        ]
+        replies = [self._read(ids, is_capped) for ids, is_capped in zip(text.ids, text.is_capped, strict=True)]
         return replies, Seconds(prefill, contemplation, clock.lap())
 
     def put(self, question: str) -> str:
         """The question as the model is asked it."""
         return question
 
-    def think(self, sequence: Sequence, last_BD: Tensor) -> int:
-        """Append something to the query before anything is written; returns how many tokens."""
-        return 0
+    def think(self, sequence: Sequence, last_BD: Tensor) -> None:
+        """Append the latent tokens to the query, whose last state at index L is given."""
+        raise NotImplementedError
 
-    def _read(self, ids: list[int], is_capped: bool, num_thoughts: int) -> Reply:
+    def _read(self, ids: list[int], is_capped: bool) -> Reply:
         text = self.theta.encoder.decode(ids)
         marker = self.theta.encoder.answer_marker
         starts = [at for at in range(len(ids)) if ids[at : at + len(marker)] == marker]
@@ -255,7 +257,7 @@ class ChainReasoner:
             # A model that was not taught to write #### has its last number read, if it came to an end.
             answer=read_answer(text) or (not is_capped and read_last_number(text)) or "",
             text=text,
-            num_contemplation=num_thoughts + num_chain,
+            num_contemplation=self.num_thoughts + num_chain,
             num_answer=max(0, len(ids) - num_chain - len(marker)),
             is_truncated=is_capped,
         )

@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.phi import best_chunk, contemplate, encode_query
+from ccot_cli.models.phi import best_chunk, contemplate, encode_query, read_query
 from ccot_cli.models.psi import decode
 from ccot_cli.models.reasoner import Clock
 from ccot_cli.models.shapes import random_theta
@@ -198,7 +198,7 @@ class _Bench:
     def _chain(self) -> Phases:
         clock = Clock(self.theta.device)
         queries = [query[:-1] for query in self.queries]
-        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=self.theta.num_layers)
+        sequence = read_query(self.theta, self.adapters, queries)
         start = [query[-1:] for query in self.queries]
         prefill = clock.lap()
         decode(self.theta, self.adapters, sequence, start, max_tokens=self._written, adapter=None, may_end=False)

@@ -57,12 +57,9 @@ class CoconutContext(QueryContext):
 class CoconutReasoner(ChainReasoner):
     """Query, as many latent thoughts as in the last stage, and what is then written."""
 
-    num_thoughts: int = 0
-
-    def think(self, sequence: Sequence, last_BD: Tensor) -> int:
+    def think(self, sequence: Sequence, last_BD: Tensor) -> None:
         self.adapters.use(self.adapter)
         add_thoughts(self.theta, sequence, last_BD, [self.num_thoughts] * len(last_BD))
-        return self.num_thoughts
 
 
 class Coconut(Baseline):

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
-from ccot_cli.models.phi import encode_query
+from ccot_cli.models.phi import read_query
 from ccot_cli.models.psi_training import PsiTraining
 from ccot_cli.models.reasoner import NO_TOKENS, AnswerReasoner, Clock, Prepared
 
@@ -28,6 +28,6 @@ class DirectReasoner(AnswerReasoner):
     """ψ reads the query and answers."""
 
     def prepare(self, queries: list[list[int]]) -> Prepared:
-        clock, depth = Clock(self.theta.device), self.theta.num_layers
-        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
+        clock = Clock(self.theta.device)
+        sequence = read_query(self.theta, self.adapters, queries, adapter=PSI)
         return Prepared(sequence, [0] * len(queries), [False] * len(queries), clock.lap(), 0.0)

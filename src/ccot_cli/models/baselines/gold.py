@@ -18,7 +18,7 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
-from ccot_cli.models.phi import encode_query
+from ccot_cli.models.phi import read_query
 from ccot_cli.models.psi_training import GoldContext, PsiTraining
 from ccot_cli.models.queries import FreshQueries
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
@@ -42,7 +42,7 @@ class GoldReasoner(AnswerReasoner):
 
     def prepare(self, queries: list[list[int]]) -> Prepared:
         clock = Clock(self.theta.device)
-        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=self.theta.num_layers)
+        sequence = read_query(self.theta, self.adapters, queries)
         prefill = clock.lap()
         states = [self._selected(query) for query in queries]
         counts = [len(rows) for rows in states]

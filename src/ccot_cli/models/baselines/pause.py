@@ -22,7 +22,7 @@ from ccot_cli.errors import CorruptError
 from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import encode_query
+from ccot_cli.models.phi import read_query
 from ccot_cli.models.psi_training import PsiTraining, QueryContext
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.models.theta import Theta
@@ -104,8 +104,8 @@ class PauseReasoner(AnswerReasoner):
     pause_1D: Tensor
 
     def prepare(self, queries: list[list[int]]) -> Prepared:
-        clock, depth, count = Clock(self.theta.device), self.theta.num_layers, self.method.num_tokens
-        sequence, _ = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
+        clock, count = Clock(self.theta.device), self.method.num_tokens
+        sequence = read_query(self.theta, self.adapters, queries, adapter=PSI)
         prefill = clock.lap()
         add_pauses(self.theta, sequence, self.pause_1D, [count] * len(queries))
         return Prepared(sequence, [count] * len(queries), [False] * len(queries), prefill, clock.lap())
