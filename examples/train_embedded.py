@@ -231,7 +231,7 @@ def train_theta() -> None:
     seconds = sum(train_phase(model, encoder, number) for number in range(len(PHASES)))
     EMBEDDED_FOLDER.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(EMBEDDED_FOLDER)
-    model.to(torch.bfloat16).save_pretrained(EMBEDDED_FOLDER)
+    model.bfloat16().save_pretrained(EMBEDDED_FOLDER)
     write_json(THETA_RECORD, {"steps": sum(phase.steps for phase in PHASES), "seconds": seconds})
 
 

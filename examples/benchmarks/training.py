@@ -130,7 +130,7 @@ class Bench:
         numbers = range(BATCH_SIZE)
         arguments = (self.theta, self.adapters, self.examples, self.queries, numbers)
         loss = generate(*arguments, layer=self.layer, through_rollout=True).loss()
-        loss.backward()
+        torch.autograd.backward(loss)
         return loss
 
     def every_layer_token_by_token(self) -> torch.Tensor:
@@ -147,7 +147,7 @@ class Bench:
             above_BID = torch.stack([state[:, 0] for state in states[self.layer :]], dim=1)
             errors.append(huber(scaled_errors(above_BID, gold_BJID[:, column + 1, self.layer :])))
         loss = torch.stack(errors).mean()
-        loss.backward()
+        torch.autograd.backward(loss)
         return loss
 
     def gradients(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:

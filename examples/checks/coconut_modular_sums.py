@@ -9,10 +9,12 @@ place: staged, one line more with every stage (the published recipe), and unstag
 Trained for the same number of steps on the same problems, the staged one should solve the task and the other not.
 """
 
+import copy
 import json
 import random
 import statistics
 import time
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated
@@ -68,6 +70,10 @@ def problems(seed: int) -> tuple[list[Problem], list[Problem]]:
     return made[:NUM_TRAIN], made[NUM_TRAIN:]
 
 
+def encoder_for(train: list[Problem]) -> Encoder:
+    return Encoder(train_tokenizer([train[0].question, train[0].chain, "####"]), Template())
+
+
 def train_theta(encoder: Encoder, encoded: list[EncodedProblem], seed: int) -> Theta:
     """A Llama that writes the chain."""
     torch.manual_seed(seed)
@@ -94,14 +100,15 @@ def train_theta(encoder: Encoder, encoded: list[EncodedProblem], seed: int) -> T
         kind="adamw",
     )
 
-    def loss(numbers: list[int]) -> torch.Tensor:
-        ids_BT, mask_BT = pad_right([rows[number] for number in numbers], fill=tokenizer.pad_token_id)
+    def share(part: Rows[int], whole: Rows[int]) -> torch.Tensor:
+        ids_BT, mask_BT = pad_right([rows[number] for number in part], fill=tokenizer.pad_token_id)
         counts_BT = mask_BT.clone()
         counts_BT[:, : len(encoded[0].query)] = False
         logits_BTV = model(input_ids=ids_BT).logits[:, :-1]
-        return F.cross_entropy(logits_BTV[counts_BT[:, 1:]], ids_BT[:, 1:][counts_BT[:, 1:]])
+        loss = F.cross_entropy(logits_BTV[counts_BT[:, 1:]], ids_BT[:, 1:][counts_BT[:, 1:]])
+        return loss * (len(part) / len(whole))
 
-    for _ in steps_over(optimiser, [len(row) for row in rows], batch_size=COURSE.batch_size, seed=seed, loss=loss):
+    for _ in steps_over(optimiser, [len(row) for row in rows], batch_size=COURSE.batch_size, seed=seed, share=share):
         pass
     model.requires_grad_(False).eval()
     return theta
@@ -113,7 +120,8 @@ def accuracy(reasoner: Reasoner, tests: list[Problem]) -> float:
 
 
 def train_coconut(theta: Theta, encoded: list[EncodedProblem], seed: int, *, is_staged: bool) -> tuple[Reasoner, int]:
-    """COCONUT on θ, with as many steps either way."""
+    """COCONUT on a copy of θ, with as many steps either way."""
+    theta = copy.deepcopy(theta)
     adapters = Adapters(theta)
     adapters.add(PSI, rank=COURSE.lora_rank, alpha=COURSE.lora_alpha, seed=seed)
     course = Course(theta, adapters, encoded, Decimal(0), COURSE.model_copy(update={"seed": seed}))
@@ -129,8 +137,7 @@ def train_coconut(theta: Theta, encoded: list[EncodedProblem], seed: int, *, is_
 def run(seed: int) -> Outcome:
     started = time.perf_counter()
     train, tests = problems(seed)
-    tokenizer = train_tokenizer([train[0].question, train[0].chain, "####"])
-    encoder = Encoder(tokenizer, Template())
+    encoder = encoder_for(train)
     encoded = [encoder.problem(each) for each in train]
     theta = train_theta(encoder, encoded, seed)
     chain = accuracy(ChainReasoner(theta, Adapters(theta), 32), tests)

@@ -126,10 +126,10 @@ class Layer(nn.Module):
     def forward(self, state_BQD: Tensor, seen_BTD: Tensor, allowed_QT: Tensor | None = None) -> Tensor:
         """The newest indices' states from those of all that they may see."""
         q, kv = self.norms[0](state_BQD), self.norms[0](seen_BTD)
-        split = (
+        query, key, value = (
             part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.query(q), self.key(kv), self.value(kv))
         )
-        mixed = F.scaled_dot_product_attention(*split, attn_mask=allowed_QT)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed_QT)
         state_BQD = state_BQD + self.out(mixed.transpose(1, 2).flatten(2))
         fed_BQD: Tensor = self.feed_forward(self.norms[1](state_BQD))
         return state_BQD + fed_BQD
