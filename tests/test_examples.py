@@ -136,6 +136,7 @@ def test_a_token_sees_what_came_before_it_and_nothing_later(theory: ModuleType, 
 # COCONUT's own task
 
 
+@pytest.mark.slow
 def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     check = script("checks/coconut_modular_sums.py")
     sizes = {"NUM_DIGITS": 2, "NUM_TRAIN": 64, "NUM_TEST": 30, "THETA_STEPS": 500}
