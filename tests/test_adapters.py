@@ -126,6 +126,27 @@ def test_the_same_seed_gives_the_same_adapter_and_leaves_the_global_state_alone(
     assert all(torch.equal(first[name], tensor) for name, tensor in adapters.state(PHI).items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_that_are_not_merged_compute_what_peft_does_to_the_last_bit(theta: Theta, dtype: torch.dtype) -> None:
+    theta.model.to(dtype)
+    adapters = shaken(theta, PHI, PSI)
+    adapters.merges = False
+    ids = torch.arange(3, 15)[None]
+    found = {}
+    with torch.no_grad():
+        for name in (None, PHI, PSI):
+            adapters.use(name)
+            found[name] = theta.model(ids).logits
+        assert not torch.equal(found[PHI], found[PSI])
+        for module in theta.model.modules():
+            vars(module).pop("forward", None)
+        for name in (PHI, PSI):
+            adapters.peft.set_adapter(name)
+            assert torch.equal(theta.model(ids).logits, found[name])
+        with adapters.peft.disable_adapter():
+            assert torch.equal(theta.model(ids).logits, found[None])
+
+
 def test_merged_copies_compute_what_the_adapter_does_and_leave_theta_alone(theta: Theta) -> None:
     adapters = shaken(theta, PHI, PSI)
     ids = torch.arange(3, 15)[None]

@@ -1,12 +1,11 @@
 """φ and ψ as two named LoRA adapters on θ, through PEFT.
 
-PEFT re-enables gradients whenever an adapter is switched. Here one set of trainable parameters is declared, kept and
-re-applied after every switch, so that switching changes which weights compute and nothing else.
+PEFT makes, saves and loads them. Which of them computes is decided here: PEFT's own switch walks through all modules,
+which takes as long as a small model takes for a few tokens, and re-enables gradients. Here a switch changes what the
+linear layers compute and nothing else; what is trained is declared once.
 
 Where the model is small, an adapter computes with merged copies of its matrices, one product instead of three; a
 gradient reaches the adapter through the merging. θ's own are never touched: merged in place and back, they would drift.
-PEFT need not know then which adapter computes, and its walk through all modules, which takes as long as a small model
-takes for a few tokens, is left out.
 """
 
 import json
@@ -19,7 +18,7 @@ from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, LoraModel, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.lora.layer import Linear as LoraLinear
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -51,7 +50,6 @@ class Adapters:
         )
         self._peft: PeftModel | None = None
         self._layers: list[LoraLinear] = []
-        self._trainable: set[str] = set()
         self._merged: dict[tuple[str, LoraLinear], _Merged] = {}
 
     def add(self, name: str, *, rank: int, alpha: int, seed: int) -> None:
@@ -127,34 +125,22 @@ class Adapters:
         assert self._peft is not None, "no adapter was added"
         return self._peft
 
-    @property
-    def _tuner(self) -> LoraModel:
-        return cast(LoraModel, self.peft.base_model)
-
     def use(self, name: str | None) -> None:
         """Compute with this adapter from now on; None is θ alone."""
         if self._peft is None:
             assert name is None, f"no adapter {name}"
             return
-        if self.merges:
-            for layer in self._layers:
-                layer.__dict__["forward"] = layer.get_base_layer().forward if name is None else self._merge(layer, name)
-            return
         for layer in self._layers:
-            layer.__dict__.pop("forward", None)
-        if name is None:
-            self._tuner.disable_adapter_layers()
-        else:
-            self._tuner.enable_adapter_layers()
-            self._tuner.set_adapter(name)
-        self._freeze()
+            layer.__dict__["forward"] = layer.get_base_layer().forward if name is None else self._forward(layer, name)
 
-    def _merge(self, layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
-        """What the layer computes under an adapter, with one matrix.
+    def _forward(self, layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
+        """What a layer computes under an adapter.
 
-        A copy that a gradient passes is made anew every time, because a backward pass goes through it once; the others
-        are kept for as long as their adapter does not change.
+        A merged copy that a gradient passes is made anew every time, because a backward pass goes through it once; the
+        others are kept for as long as their adapter does not change.
         """
+        if not self.merges:
+            return partial(_split, layer, name)
         down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
         if torch.is_grad_enabled() and (down.requires_grad or up.requires_grad):
             return _merge(layer, name)
@@ -166,12 +152,9 @@ class Adapters:
 
     def train_only(self, names: Iterable[str]) -> None:
         """Declare the exact set of trainable parameters, by their names in `named_parameters`."""
-        self._trainable = set(names)
-        self._freeze()
-
-    def _freeze(self) -> None:
+        trained = set(names)
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name in self._trainable)
+            parameter.requires_grad_(name in trained)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.theta.model.named_parameters())
@@ -200,6 +183,14 @@ class _Merged(NamedTuple):
     version: tuple[int, int]
     """Changes whenever a number of the adapter does."""
     forward: Callable[[Tensor], Tensor]
+
+
+def _split(layer: LoraLinear, name: str, inputs: Tensor) -> Tensor:
+    """θ's product and, beside it, the adapter's two, whose numbers may be finer."""
+    outputs: Tensor = layer.get_base_layer()(inputs)
+    down, up = cast(nn.Linear, layer.lora_A[name]), cast(nn.Linear, layer.lora_B[name])
+    added: Tensor = up(down(inputs.to(down.weight.dtype))) * layer.scaling[name]
+    return (outputs + added).to(outputs.dtype)
 
 
 def _merge(layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
