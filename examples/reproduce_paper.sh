@@ -4,10 +4,10 @@
 #     examples/reproduce_paper.sh [DIR]              on a GPU with 80 GB; needs access to meta-llama on Hugging Face
 #     examples/reproduce_paper.sh --dry-run [DIR]    prints the commands and what they need, and runs nothing
 #
-# Stopped at any moment, the same command goes on. What stands beside the stages is computed, not measured: 7,473 problems
-# of about 65 tokens and chains of about 90, 33 indices of 4,096 numbers in 16 bits, 6.7 billion weights, 9 MB of
-# activations for each token that a gradient passes, and a GPU that does 100 trillion useful operations a second, a third
-# of an A100's peak.
+# Stopped at any moment, the same command goes on from the last shard or checkpoint. What stands beside the stages is
+# computed, not measured: 7,473 problems of about 65 tokens and chains of about 90, 33 indices of 4,096 numbers in 16
+# bits, 6.7 billion weights, 9 MB of activations for each token that a gradient passes, and a GPU that does 100 trillion
+# useful operations a second, a third of an A100's peak.
 set -euo pipefail
 
 is_dry=

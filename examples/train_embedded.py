@@ -375,7 +375,10 @@ def main(
     if only in ("all", "methods"):
         train_methods()
     if only in ("all", "methods", "card"):
-        write_card(json.loads(THETA_RECORD.read_text()), test)
+        # θ is shipped with the record of its training.
+        record = THETA_RECORD if THETA_RECORD.exists() else EMBEDDED_FOLDER / "metrics.json"
+        read = json.loads(record.read_text())
+        write_card(read.get("training", read), test)
 
 
 if __name__ == "__main__":

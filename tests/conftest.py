@@ -1,5 +1,6 @@
 """Tiny random models of several families, and what tests share."""
 
+import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,9 @@ from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.theta import Theta
 
 FAMILIES = ("llama", "qwen3", "gpt2")
-GSM8K = Path(__file__).parent.parent.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
+SHARED = Path(__file__).parent.parent.parent / "shared"
+GSM8K = Path(os.environ.get("CCOT_GSM8K", SHARED / "data" / "gsm8k" / "train.jsonl"))
+"""Real problems, where they are at hand."""
 
 
 @pytest.fixture(scope="session")

@@ -153,7 +153,7 @@ class TestStopping:
         assert (process.returncode, out) == (code, "")
         assert err.splitlines()[-3:] == [
             "train: stopped after 1,240 of 3,000 steps",
-            "stopped; what is finished is saved",
+            "stopped; finished stages, shards and checkpoints are kept",
             "resume: ccot wait precompute",
         ]
 

@@ -92,7 +92,7 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
     device: str = "auto"
-    """`auto`: a GPU where there is one."""
+    """`auto`: a CUDA GPU where there is one, else the CPU."""
     prompt: str = "{question}\n"
     """What stands around the question."""
     answer_marker: str = "\n####"
@@ -251,7 +251,8 @@ class DecodingConfig(Section):
     """How tokens are generated, and their caps."""
 
     engine: EngineName = "fast"
-    """`fast`, or `reference`: token by token as the paper has it, with adapters that are not merged; same answers."""
+    """`fast`, or `reference`: token by token as the paper has it, with adapters that are not merged; same answers to
+    rounding."""
 
     cap_tokens: int = Field(default=200, ge=1)
     """Contemplation tokens at most, divided by r [h = 200r]."""

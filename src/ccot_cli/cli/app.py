@@ -146,7 +146,7 @@ def _catch_stops() -> list[int]:
 
 def _show_stop(arguments: list[str]) -> None:
     if set(STAGES) & set(arguments):
-        print_note("stopped; what is finished is saved")
+        print_note("stopped; finished stages, shards and checkpoints are kept")
         print_note(f"resume: {shlex.join(['ccot', *arguments])}")
     else:
         print_note("stopped")

@@ -59,7 +59,8 @@ RatioOption = Annotated[
         "-r",
         parser=read_ratio,
         metavar="RATIO",
-        help="Compression ratio (r in the paper), 0 to 1; repeat it for several. Default: those of ccot.yaml.",
+        help="Compression ratio (r in the paper) between 0 and 1; repeat it for several. Default: those of ccot.yaml,"
+        " or all that were trained.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -85,7 +86,9 @@ DeviceOption = Annotated[
 EngineOption = Annotated[
     EngineName | None,
     typer.Option(
-        "--engine", help="fast, or reference: the paper's algorithm to the letter; same answers.", rich_help_panel=HOW
+        "--engine",
+        help="fast, or reference: the paper's algorithm to the letter; same answers to rounding.",
+        rich_help_panel=HOW,
     ),
 ]
 EpochsOption = Annotated[

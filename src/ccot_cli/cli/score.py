@@ -28,7 +28,8 @@ def score(
         bool,
         typer.Option(
             "--gold-ceiling",
-            help="Also train a decoder on the selected states and print its accuracy: the most φ could reach.",
+            help="Also train a decoder on the selected states, shortly, and print its accuracy: what a φ without error"
+            " would leave. train-baseline gold is the long training.",
             rich_help_panel=HOW,
         ),
     ] = False,

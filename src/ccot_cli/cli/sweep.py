@@ -72,7 +72,7 @@ def sweep(
     ] = None,
     format: TableFormatOption = "text",
 ) -> None:
-    """Train methods over a grid of settings and compare them; every option may be repeated.
+    """Train methods over a grid of settings and compare them; every choice may be repeated.
 
     ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2
     ccot sweep --ratio 0.1 --layer 2 --layer 4 --layer 6 --plot layers.svg

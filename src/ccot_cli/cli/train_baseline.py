@@ -26,8 +26,8 @@ def train_baseline(
         typer.Argument(
             help="direct: answer at once (r = 0). cot: write the chain (r = 1). pause: copies of a learned token before"
             " the answer. filler: copies of a full stop. coconut: hidden states fed back, taught by a curriculum. icot:"
-            " the chain is taken away word by word. short-cot: the chain cut to CCoT's number of tokens. gold: from"
-            " gold states, what a perfect φ would leave.",
+            " the chain is taken away from its beginning, more with every epoch. short-cot: the chain cut to CCoT's"
+            " number of tokens. gold: from gold states, what a perfect φ would leave.",
             rich_help_panel=WHAT,
         ),
     ],
@@ -38,7 +38,7 @@ def train_baseline(
     device: DeviceOption = None,
     format: FormatOption = "text",
 ) -> None:
-    """Train a method to compare with, on the same base, data and steps; eval then shows it too.
+    """Train a method to compare with, on the same base and data, for as many steps as ψ; eval then shows it too.
 
     ccot train-baseline direct
     ccot train-baseline pause --ratio 0.1

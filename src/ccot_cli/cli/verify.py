@@ -9,7 +9,7 @@ from ccot_cli.errors import CorruptError
 
 
 def verify(workspace: WorkspaceOption = None, format: FormatOption = "text") -> None:
-    """Read every file of a workspace and compare it with what was written.
+    """Read every file of the finished artifacts and compare it with what was written.
 
     ccot verify -w my-run
     ccot verify --format json | jq -r '.damaged[].path'

@@ -17,7 +17,7 @@ from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_right
 
 STORED_DTYPE = torch.bfloat16
-"""What gold states are kept in."""
+"""Two bytes a number, and the range of float32; the rounding is far below what φ can imitate."""
 
 
 def plan_batches(lengths: Rows[int], *, batch_tokens: int) -> list[list[int]]:

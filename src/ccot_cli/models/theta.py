@@ -149,5 +149,5 @@ def diagnose(name: str) -> list[str]:
     return [
         f"{type(theta.model).__name__}, {num_parameters / 1e6:,.1f} M parameters, {theta.dtype}".replace("torch.", ""),
         f"{theta.num_layers} layers, width {config.hidden_size}, vocabulary {config.vocab_size:,}",
-        "runs layer by layer exactly as its own forward pass",
+        "runs layer by layer as its own forward pass, to rounding",
     ]

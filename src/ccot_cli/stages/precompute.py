@@ -22,7 +22,6 @@ from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "precompute"
 PROBLEMS_FILE = "problems.jsonl"
-"""Two bytes a number, and the range of float32; the rounding is far below what φ can imitate."""
 
 
 @dataclass(frozen=True)

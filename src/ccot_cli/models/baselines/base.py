@@ -1,6 +1,6 @@
-"""The methods that CCoT is compared with: same base, same data, same steps, same clock.
+"""The methods that CCoT is compared with: same base, same data, as many steps as ψ, same clock.
 
-Each is one class in a file of its own. It says what ψ reads and is asked in every epoch (`training`), what it keeps
+Each is one class. It says what ψ reads and is asked in every epoch (`training`), what it keeps
 beside ψ (`save`), and how it answers (`load`). Batches, steps, checkpoints and decoding are those of CCoT.
 """
 
