@@ -35,6 +35,7 @@ from ccot_cli.files import commit, write_json
 from ccot_cli.models.theta import EMBEDDED_FOLDER
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.methods import METHODS_FOLDER
+from ccot_cli.stages.training import write_lines
 from ccot_cli.tensors.masks import pad_right
 from ccot_cli.workspace import Workspace
 
@@ -218,7 +219,7 @@ def train_phase(model: LlamaForCausalLM, encoder: Encoder, number: int) -> float
                 seconds = spent + time.perf_counter() - started
                 lines.append({"step": training.step, "loss": loss, "right": share, "seconds": seconds})
                 training.save(checkpoint)
-                log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+                write_lines(log, lines)
     return float(lines[-1]["seconds"])
 
 

@@ -7,7 +7,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from ccot_cli.errors import CorruptError
-from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.adapters import PHI, PSI, Adapters, _is_cheap_to_merge
 from ccot_cli.models.theta import Theta
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
@@ -54,7 +54,7 @@ def test_each_adapter_computes_with_its_own_weights_and_theta_with_none(theta: T
 
 def test_the_trainable_set_survives_every_switch(theta: Theta) -> None:
     adapters = both(theta)
-    chosen = [*adapters.names(PHI, layers=range(1, 2)), *adapters.names(PSI)]
+    chosen = [*adapters.parameters(PHI, layers=range(1, 2)), *adapters.parameters(PSI)]
     adapters.train_only(chosen)
     for name in (PHI, None, PSI, PHI, None):
         adapters.use(name)
@@ -63,9 +63,9 @@ def test_the_trainable_set_survives_every_switch(theta: Theta) -> None:
 
 def test_names_pick_the_layers_of_one_adapter(theta: Theta) -> None:
     adapters = both(theta)
-    by_layer = [adapters.names(PHI, layers=range(layer, layer + 1)) for layer in range(theta.num_layers)]
+    by_layer = [adapters.parameters(PHI, layers=range(layer, layer + 1)) for layer in range(theta.num_layers)]
     assert all(by_layer)
-    assert sorted(name for names in by_layer for name in names) == sorted(adapters.names(PHI))
+    assert sorted(name for names in by_layer for name in names) == sorted(adapters.parameters(PHI))
 
 
 def test_saved_and_loaded_gives_the_same_logits(theta: Theta, tmp_path: Path) -> None:
@@ -163,9 +163,28 @@ def test_merged_copies_compute_what_the_adapter_does_and_leave_theta_alone(theta
     assert all(torch.equal(parameter, before[name]) for name, parameter in adapters.named_parameters())
 
 
+def test_a_merged_copy_has_theta_s_precision(theta: Theta) -> None:
+    theta.model.bfloat16()
+    adapters = shaken(theta, PHI)
+    ids = torch.arange(3, 15)[None]
+    found = []
+    with torch.no_grad():
+        for adapters.merges in (False, True):
+            adapters.use(PHI)
+            found.append(theta.model(ids).logits)
+    assert found[1].dtype == torch.bfloat16
+    assert not torch.equal(*found)
+    torch.testing.assert_close(found[1], found[0], atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize(("width", "rank", "is_merged"), [(192, 32, True), (1024, 64, False), (1024, 128, True)])
+def test_a_learning_adapter_is_merged_where_that_costs_less(width: int, rank: int, is_merged: bool) -> None:
+    assert _is_cheap_to_merge(torch.zeros(rank, width), torch.zeros(width, rank)) == is_merged
+
+
 def test_gradients_through_merged_copies_are_those_of_the_adapter(theta: Theta) -> None:
     adapters = shaken(theta, PHI)
-    trained = adapters.names(PHI, layers=range(1, 3))
+    trained = adapters.parameters(PHI, layers=range(1, 3))
     adapters.train_only(trained)
     gradients = []
     for adapters.merges in (False, True, True):

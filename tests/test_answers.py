@@ -9,7 +9,7 @@ from conftest import GSM8K
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ccot_cli.data.answers import is_correct, read_answer, read_last_number
+from ccot_cli.data.answers import has_whole_answer, is_correct, read_answer, read_last_number
 from ccot_cli.data.problems import split_solution
 
 OFFICIAL = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -163,3 +163,17 @@ def test_whole_numbers_are_equal_only_to_themselves(left: int, right: int) -> No
     assert is_correct(f"{left:,}", str(right)) == (left == right)
     assert is_correct(f"${left:,}.00", str(left))
     assert read_answer(f"#### {left:,}") == read_last_number(f"it is {left:,}.") == str(left)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ("3 + 4 = 7\n#### 7\n", True),
+        ("#### 7", False),
+        ("#### \n", False),
+        ("7\n", False),
+        ("#### 7\n\nQ: #### 8", True),
+    ],
+)
+def test_an_answer_is_whole_once_its_line_has_ended(text: str, is_whole: bool) -> None:
+    assert has_whole_answer(text) == is_whole

@@ -221,7 +221,7 @@ def test_latent_thoughts_are_final_normed_states_fed_back(theta: Theta) -> None:
     adapters = shaken(theta, PSI)
     [query, *_], marker, answer = QUERIES, [14], [20, 21]
     adapters.merges = False
-    adapters.train_only(adapters.names(PSI))
+    adapters.train_only(adapters.parameters(PSI))
     adapters.use(PSI)
     embedding = theta.model.get_input_embeddings()
     embeds = embedding(torch.tensor([query]))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import shaken
+from conftest import MakeTheta, shaken
 from torch import Tensor
 
 from ccot_cli.models import phi
@@ -161,6 +161,29 @@ def test_answers_are_those_of_psi_run_anew_for_every_token(theta: Theta, adapter
         assert ids == [token for token in said if token != theta.eos_id]
 
 
+def test_decoding_ends_where_a_row_is_done(theta: Theta, adapters: Adapters) -> None:
+    start = [theta.encoder.answer_marker] * 3
+    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    free = decode(theta, adapters, sequence, start, max_tokens=6).ids
+    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    found = decode(theta, adapters, sequence, start, max_tokens=6, is_done=lambda ids: ids[:2] == free[1][:2])
+    assert found.ids == [free[0], free[1][:2], free[2]]
+
+
+def test_gpt2_is_never_asked_beyond_its_last_position(make_theta: MakeTheta) -> None:
+    theta = make_theta("gpt2")
+    query = [5] * (theta.blocks.num_positions - 6)
+    start, adapters = [[7, 8]], Adapters(theta)
+    with torch.no_grad():
+        sequence, _ = encode_query(theta, adapters, [query], layer=LAYER)
+        found = decode(theta, adapters, sequence, start, max_tokens=64, adapter=None, may_end=False)
+    assert len(found.ids[0]) <= 5
+    assert found.is_capped == [True]
+    sequence.extend(torch.ones(1, 6, dtype=torch.bool))
+    full = decode(theta, adapters, sequence, start, max_tokens=64, adapter=None)
+    assert (full.ids, full.is_capped) == ([[]], [True])
+
+
 def test_without_contemplation_an_untrained_psi_answers_as_generate_does(theta: Theta) -> None:
     adapters = Adapters(theta)
     adapters.add(PSI, rank=4, alpha=8, seed=2)
@@ -205,7 +228,7 @@ def test_the_answer_teaches_phi_above_the_autoregressive_layer_only(
     theta: Theta, adapters: Adapters, trains_above: bool
 ) -> None:
     tokens, _ = roll(theta, adapters, QUERIES, COUNTS)
-    adapters.train_only([*adapters.names(PHI), *adapters.names(PSI)])
+    adapters.train_only([*adapters.parameters(PHI), *adapters.parameters(PSI)])
     with torch.no_grad():
         sequence, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
     replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER, trains_above=trains_above)
@@ -214,5 +237,5 @@ def test_the_answer_teaches_phi_above_the_autoregressive_layer_only(
     taught = {name for name, p in adapters.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
     above = {name for name in taught if f".{PHI}." in name}
     assert any(f".{PSI}." in name for name in taught)
-    assert above <= set(adapters.names(PHI, layers=range(LAYER, theta.num_layers)))
+    assert above <= set(adapters.parameters(PHI, layers=range(LAYER, theta.num_layers)))
     assert bool(above) == trains_above

@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import shaken
 
+from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.controls import CONTROLS, Control, Replacement
 from ccot_cli.models.phi import Contemplation, contemplate, encode_query
@@ -72,6 +73,14 @@ def test_shuffled_tokens_are_the_neighbours(llama: Theta) -> None:
         before, tokens = generated(llama, adapters, queries, torch.tensor([3, 3]))
     after = replaced(llama, adapters, "shuffled", queries, tokens)
     torch.testing.assert_close(after[:, 0, :, -3:], before[:, 1, :, -3:], atol=1e-4, rtol=1e-3)
+
+
+def test_a_question_alone_cannot_be_shuffled(llama: Theta) -> None:
+    adapters = shaken(llama, PHI)
+    with torch.no_grad():
+        _, tokens = generated(llama, adapters, [[5, 6, 7]], torch.tensor([3]))
+    with pytest.raises(UsageError, match="alone"):
+        replaced(llama, adapters, "shuffled", [[5, 6, 7]], tokens)
 
 
 def test_untrained_tokens_are_thetas_own_rollout(llama: Theta) -> None:

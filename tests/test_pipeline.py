@@ -18,11 +18,13 @@ from ccot_cli.config import BaselineName, Settings, override
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
-from ccot_cli.errors import CorruptError, DivergedError, MissingError, ResourceError, UsageError
-from ccot_cli.models import gold
+from ccot_cli.errors import BusyError, CorruptError, DivergedError, MissingError, ResourceError, UsageError
+from ccot_cli.models import gold, memory
+from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.memory import fits, is_out_of_memory
 from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, precompute, score, sweep, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
@@ -611,6 +613,22 @@ def test_an_empty_or_endless_question_is_refused(make_run: MakeRun, question: st
         Asker(run.workspace, run.settings, Decimal(0)).check(question)
 
 
+def test_torch_s_own_word_for_too_little_memory_is_known() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_a_container_s_memory_counts_and_not_the_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max", tmp_path / "not there"))
+    (tmp_path / "memory.max").write_text("max\n")
+    assert fits(1000, torch.device("cpu"))
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert fits(500, torch.device("cpu"))
+    assert not fits(501, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     "fault", [torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: not enough memory")]
 )
@@ -683,3 +701,32 @@ def test_wilson_intervals_are_those_of_the_textbook() -> None:
     assert (share.low, share.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
     assert evaluate.wilson(0, 10).low == 0
     assert evaluate.wilson(10, 10).high == pytest.approx(1)
+
+
+def test_evaluation_asks_for_the_lock_first_and_leaves_nothing_when_stopped(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_baseline("direct")
+
+    def measured(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "measure", measured)
+    other = Workspace.open(run.workspace.root)
+    with other.building("score", "r0.50", config={}, inputs={}), pytest.raises(BusyError):
+        evaluate.run(other, run.settings, progress=Progress())
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.run(other, run.settings, progress=Progress())
+    assert not list((run.workspace.root / "eval").glob("*"))
+
+
+def test_on_a_gpu_float16_becomes_bfloat16(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    folder = Path(run.settings.model.name)
+    load_theta(run.settings.model).model.half().save_pretrained(folder)
+    monkeypatch.setattr(Blocks, "verify", lambda self: None)
+    for asked, found in (("auto", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)):
+        config = run.settings.model.model_copy(update={"device": "meta", "dtype": asked})
+        assert load_theta(config).dtype == found

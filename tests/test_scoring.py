@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 import torch
-from conftest import shaken
+from conftest import MakeTheta, shaken
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.data.problems import Problem, split_solution
@@ -52,6 +52,29 @@ def test_the_equals_sign_announces_most_and_numbers_little() -> None:
     assert scores.argmax() == theta.encoder.tokenizer(" =", add_special_tokens=False).input_ids[-1]
     assert score(" =") > 2 * score(".")
     assert score(" =") > score(" has") > score(" left")
+
+
+@torch.no_grad()
+def test_stored_states_are_scored_in_the_norm_s_own_precision(make_theta: MakeTheta) -> None:
+    theta = make_theta("gpt2")
+    theta.model.bfloat16()
+    states = torch.randn(5, theta.model.config.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert chain_scores(Scorer(theta, "linear", seed=0), states).isfinite().all()
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_scorer_alone(llama: Theta) -> None:
+    adapters = Adapters(llama)
+    adapters.add(PSI, rank=4, alpha=8, seed=0)
+    training = make_training(llama, adapters)
+    head = next(training.scorer.layers.parameters())
+    before = head.detach().clone()
+    handle = head.register_hook(lambda gradient: gradient * float("nan"))
+    steps = training.steps()
+    next(steps)
+    assert torch.equal(head, before)
+    handle.remove()
+    next(steps)
+    assert not torch.equal(head, before)
 
 
 def make_training(theta: Theta, adapters: Adapters, kind: str = "linear") -> ScorerTraining:

@@ -147,7 +147,7 @@ def test_streamed_layer_by_layer_training_equals_the_whole_model_version(make_th
     adapters = shaken(other)
     groups = bucketed([len(example.query) for example in examples[:-2]], batch_size=3, shuffler=random.Random(5))
     for index in range(1, other.num_layers + 1):
-        names = adapters.names(PHI, layers=range(index - 1, index))
+        names = adapters.parameters(PHI, layers=range(index - 1, index))
         adapters.train_only(names)
         parameters = {name: p for name, p in adapters.named_parameters() if name in names}
         optimiser = Optimiser(parameters, learning_rate=1e-2, num_steps=2 * len(groups))
@@ -175,7 +175,7 @@ def test_training_a_layer_changes_that_layers_phi_alone(make_theta: MakeTheta, l
         after = snapshot()
         changed = {name for name in before if not torch.equal(before[name], after[name])}
         assert changed
-        assert changed <= set(adapters.names(PHI, layers=range(layer, layer + 1)))
+        assert changed <= set(adapters.parameters(PHI, layers=range(layer, layer + 1)))
         before = after
 
 
@@ -229,7 +229,7 @@ def slow_joint_loss(
 def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, share: float, through: bool) -> None:
     examples = phi_examples(theta, 5)
     adapters = shaken(theta, PHI)
-    names = adapters.names(PHI)
+    names = adapters.parameters(PHI)
     adapters.train_only(names)
     parameters = [dict(adapters.named_parameters())[name] for name in names]
     queries = fresh_queries(theta, adapters, examples)
@@ -273,6 +273,12 @@ def joint_training(theta: Theta, adapters: Adapters, examples: list[PhiExample],
         **changes,
     }
     return JointTraining(theta, adapters, examples, fresh_queries(theta, adapters, examples), **options)  # type: ignore[arg-type]
+
+
+def test_without_own_rollouts_every_input_stays_gold(llama: Theta) -> None:
+    training = joint_training(llama, shaken(llama), phi_examples(llama, 8), taught_epochs=2, epochs=0)
+    assert [training.gold_share for _ in training.steps()] == [1.0] * training.optimiser.num_steps
+    assert training.optimiser.num_steps > 0
 
 
 def test_gold_inputs_give_way_to_own_ones(llama: Theta) -> None:
@@ -332,6 +338,7 @@ def test_kept_queries_are_the_fresh_ones_to_the_rounding_of_the_file(theta: Thet
         for ours, theirs in zip(one.keys_values(layer), other.keys_values(layer), strict=True):
             real_BHNC = one.mask_BS[:, None, :, None]
             torch.testing.assert_close(ours * real_BHNC, theirs * real_BHNC, atol=1e-4, rtol=1e-2)
+            assert torch.equal(theirs, theirs.bfloat16().to(theirs.dtype))
 
 
 def test_the_probe_reads_gold_states_and_not_those_of_an_untrained_generator(llama: Theta) -> None:
@@ -443,7 +450,7 @@ def test_without_contemplation_tokens_psi_is_plain_fine_tuning(theta: Theta) -> 
     labels[:, : len(examples[0].query) + len(marker)] = -100
     expected = theta.model(input_ids=ids, labels=labels).loss
     torch.testing.assert_close(found, expected)
-    names = adapters.names(PSI)
+    names = adapters.parameters(PSI)
     for ours, theirs in zip(
         *(
             torch.autograd.grad(loss, [dict(adapters.named_parameters())[name] for name in names])
@@ -491,8 +498,8 @@ def test_an_unrolled_step_has_the_loss_of_a_replayed_one_and_teaches_every_layer
     loss.backward()  # type: ignore[no-untyped-call]
     taught = {name for name, parameter in adapters.named_parameters() if parameter.grad is not None}
     # What the last layer does with contemplation tokens beyond their keys and values reaches no answer.
-    assert taught <= {*adapters.names(PHI), *adapters.names(PSI)}
-    assert taught >= {*adapters.names(PHI, layers=range(theta.num_layers - 1)), *adapters.names(PSI)}
+    assert taught <= {*adapters.parameters(PHI), *adapters.parameters(PSI)}
+    assert taught >= {*adapters.parameters(PHI, layers=range(theta.num_layers - 1)), *adapters.parameters(PSI)}
 
 
 def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_states(theta: Theta) -> None:

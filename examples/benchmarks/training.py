@@ -26,10 +26,10 @@ from turns import Round, ratio, report, take_turns
 
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.joint import generate
 from ccot_cli.models.layerwise import PhiExample, train_layerwise
 from ccot_cli.models.optimise import Optimiser
-from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext, RolloutContext
 from ccot_cli.models.queries import KeptQueries, fill_queries
 from ccot_cli.models.shapes import random_theta
@@ -112,8 +112,8 @@ class Bench:
             # Layers 1..index are all that the loss needs.
             self.adapters.use(None)
             ids_BN = torch.tensor([each.query for each in batch])
-            sequence, _ = encode_query(theta, self.adapters, ids_BN.tolist(), layer=index)
-        sequence.crop(NUM_QUERY)
+            sequence = Sequence.empty(len(batch), theta.device)
+            theta.blocks.run_ids(ids_BN, torch.ones_like(ids_BN, dtype=torch.bool), sequence, last=index)
         gold_BJID = torch.stack([each.gold_JID for each in batch])
         mask_BK = torch.ones(len(batch), NUM_TOKENS, dtype=torch.bool)
         sequence.extend(mask_BK)

@@ -90,7 +90,7 @@ class ModelConfig(Section):
     revision: str | None = None
     """The hub's branch, tag or commit."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
+    """`auto`: float32 on a CPU; on a GPU the checkpoint's own, but bfloat16 for float16."""
     device: str = "auto"
     """`auto`: a CUDA GPU where there is one, else the CPU."""
     prompt: str = "{question}\n"
@@ -251,8 +251,7 @@ class DecodingConfig(Section):
     """How tokens are generated, and their caps."""
 
     engine: EngineName = "fast"
-    """`fast`, or `reference`: token by token as the paper has it, with adapters that are not merged; same answers to
-    rounding."""
+    """`fast`, or `reference`: token by token as the paper has it, not merged; the same answers to rounding."""
 
     cap_tokens: int = Field(default=200, ge=1)
     """Contemplation tokens at most, divided by r [h = 200r]."""

@@ -27,6 +27,13 @@ def read_answer(text: str) -> str | None:
     return (number[0].replace(",", "") if number else line) or None
 
 
+def has_whole_answer(text: str) -> bool:
+    """Whether something stands after a `####`, and its line has ended."""
+    _, marker, rest = text.partition(ANSWER_LINE)
+    line, newline, _ = rest.partition("\n")
+    return bool(marker and line.strip() and newline)
+
+
 def read_last_number(text: str) -> str | None:
     """The last number in the text, for models that do not write `####`; None where there is no number."""
     numbers = ANY_NUMBER.findall(text)

@@ -132,6 +132,11 @@ class Blocks:
         """L."""
         return len(self.layers)
 
+    @property
+    def num_positions(self) -> int | None:
+        """Columns that a row can have; None where positions are not looked up in a table."""
+        return None if self.position_table is None else int(self.position_table.num_embeddings)
+
     def _window(self, layer: int) -> int | None:
         """The sliding window of a layer, None where it sees everything."""
         types = getattr(self.model.config, "layer_types", None)

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.phi import Contemplation, encode_query, feed_back, read_query
@@ -63,6 +64,8 @@ class Replacement:
             noise_BIKD = torch.randn(states_BIKD.shape, generator=generator).to(states_BIKD)
             noise_BIKD *= states_BIKD.norm(dim=-1, keepdim=True) / noise_BIKD.norm(dim=-1, keepdim=True)
             return noise_BIKD
+        if len(states_BIKD) == 1:
+            raise UsageError("a question alone has no other's tokens to be given", fix="another --batch-size")
         others_BIKD, last_B = states_BIKD.roll(1, dims=0), mask_BK.sum(dim=1).roll(1) - 1
         column_BK = torch.arange(mask_BK.shape[1], device=mask_BK.device)[None].minimum(last_B[:, None])
         place_BIKD = column_BK[:, None, :, None].expand_as(others_BIKD)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.cache import empty_cache
 from ccot_cli.models.memory import in_parts
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_right
@@ -83,6 +84,7 @@ def _run(theta: Theta, problems: Rows[EncodedProblem], *, indices: Rows[int], dt
     for index in range(theta.num_layers + 1):
         if index:
             hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
+            sequence.cache = empty_cache()  # all tokens were run at once
         if index in indices:
             kept.append(hidden_BTD[wanted_BT].to(dtype))
     return list(torch.split(torch.stack(kept, dim=1).cpu(), counts))

@@ -156,9 +156,8 @@ class JointTraining:
     def gold_share(self) -> float:
         """1 while taught, then falling evenly to 0."""
         step, taught = self.optimiser.step_count, self.taught_steps
-        if step < taught:
-            return 1.0
-        return max(0.0, 1 - (step - taught + 1) / (WEANED_AT * (self.optimiser.num_steps - taught)))
+        weaned = WEANED_AT * (self.optimiser.num_steps - taught)
+        return max(0.0, 1 - (step - taught + 1) / weaned) if step >= taught and weaned else 1.0
 
     def share(self, part: Rows[int], whole: Rows[int]) -> Tensor:
         """What some examples add to their batch's loss, the scaled error over indices l..L."""

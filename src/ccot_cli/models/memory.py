@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -44,17 +46,32 @@ def _attempt(items: Rows[Item], run: Callable[[Rows[Item]], Result]) -> Result |
 
 def is_out_of_memory(error: Exception) -> bool:
     """On a CPU, torch raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # What torch says on Windows and on Linux.
+    return any(words in str(error) for words in ("not enough memory", "can't allocate memory"))
 
 
 SHARE = 0.5
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:
     """Whether these bytes take half of a device's memory at most; on a GPU, of what is free."""
     if device.type == "cuda":
         return num_bytes <= SHARE * torch.cuda.mem_get_info(device)[0]
-    return num_bytes <= SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return num_bytes <= SHARE * min([_machine_bytes(), *_container_bytes()])
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_bytes() -> Iterator[int]:
+    """What a container may take, where there is a limit."""
+    for path in LIMITS:
+        with suppress(OSError, ValueError):  # cgroup v2 writes "max" for no limit
+            yield int(path.read_text())
 
 
 def release() -> None:

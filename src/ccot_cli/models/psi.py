@@ -3,6 +3,7 @@
 Dimensions: B batch, T tokens, O answer tokens, D width, V vocabulary.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -58,16 +59,23 @@ def decode(
     max_tokens: int,
     adapter: str | None = PSI,
     may_end: bool = True,
+    is_done: Callable[[list[int]], bool] | None = None,
 ) -> Text:
-    """Feed `start` and decode greedily to the end of sequence or the cap.
+    """Feed `start` and decode greedily to the end of sequence, the cap, or the model's last position.
 
     Args:
         sequence: What comes before; extended.
         start: Ids to feed first, the same number in every row.
         adapter: Whose weights decode; None is θ.
         may_end: False goes on to the cap whatever is decoded, to measure time.
+        is_done: Whether a row that has decoded these tokens ends there too.
     """
     adapters.use(adapter)
+    if theta.blocks.num_positions is not None:
+        free = theta.blocks.num_positions - int(sequence.mask_BS.sum(dim=1).max()) - len(start[0])
+        max_tokens = min(max_tokens, free + 1)  # the last one is not fed
+    if max_tokens < 1:
+        return Text(ids=[[] for _ in start], is_capped=[True] * len(start))
     fed_BT = torch.tensor(start, device=theta.device)
     is_alive_B = torch.ones(len(start), dtype=torch.bool, device=theta.device)
     columns: list[Tensor] = []
@@ -79,6 +87,9 @@ def decode(
         columns.append(next_B)
         if may_end:
             is_alive_B = is_alive_B & (next_B != theta.eos_id)
+        if is_done is not None:
+            rows = torch.stack(columns, dim=1).tolist()
+            is_alive_B = is_alive_B & torch.tensor([not is_done(row) for row in rows], device=theta.device)
         fed_BT = next_B[:, None]
     rows = torch.stack(columns, dim=1).tolist()
     ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in rows]

@@ -24,6 +24,7 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.end import End
+from ccot_cli.models.memory import in_parts
 from ccot_cli.models.optimise import Optimiser, steps_over
 from ccot_cli.models.phi import contemplate, encode_query, feed_back, replay
 from ccot_cli.models.psi import answer_loss
@@ -60,7 +61,8 @@ def roll_out(
         num_tokens: k of every problem.
     """
     lengths = [len(query) for query in queries.queries]
-    for batch in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
+
+    def run(batch: Rows[int]) -> list[tuple[int, Tensor]]:
         counts = torch.tensor([num_tokens[number] for number in batch])
         sequence, first_BD = queries.encoded(batch)
         tokens = contemplate(
@@ -73,8 +75,11 @@ def roll_out(
             num_tokens_B=counts,
             chunk=int(counts.max()),
         )
-        for row, number in enumerate(batch):
-            yield number, tokens.inputs_BKD[row, : num_tokens[number]].clone()
+        return [(number, tokens.inputs_BKD[row, : num_tokens[number]].clone()) for row, number in enumerate(batch)]
+
+    for batch in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
+        for rollouts in in_parts(batch, run):
+            yield from rollouts
 
 
 @dataclass(frozen=True)
@@ -312,14 +317,16 @@ def last_states(context: RolloutContext, *, batch_size: int) -> tuple[Tensor, Te
     Returns:
         last_MD and is_last_M, M tokens of all problems.
     """
-    states, labels = [], []
-    lengths = [len(query) for query in context.queries.queries]
-    for numbers in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
+
+    def run(numbers: Rows[int]) -> tuple[Tensor, Tensor]:
         read = context.read(numbers)
         assert read.last_BKD is not None
         assert read.mask_BK is not None
-        states.append(read.last_BKD[read.mask_BK])
-        labels.append(is_last(read.mask_BK)[read.mask_BK])
+        return read.last_BKD[read.mask_BK], is_last(read.mask_BK)[read.mask_BK]
+
+    lengths = [len(query) for query in context.queries.queries]
+    batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
+    states, labels = zip(*(found for batch in batches for found in in_parts(batch, run)), strict=True)
     return torch.cat(states), torch.cat(labels)
 
 

@@ -16,6 +16,7 @@ from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.cache import empty_cache
 from ccot_cli.models.gold import STORED_DTYPE, plan_batches
+from ccot_cli.models.memory import in_parts
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_left
@@ -41,6 +42,8 @@ class Queries(Protocol):
 class FreshQueries(Queries):
     """Run anew whenever they are asked for: for models whose keys and values are too many to keep.
 
+    They are rounded as kept ones are, so that what is learned does not depend on the room there was.
+
     Args:
         queries: Token ids by problem.
         layer: Autoregressive layer l, where z_0 is read.
@@ -57,7 +60,12 @@ class FreshQueries(Queries):
     @torch.no_grad()
     def encoded(self, numbers: Rows[int]) -> tuple[Sequence, Tensor]:
         queries = [self.queries[number] for number in numbers]
-        return encode_query(self.theta, self.adapters, queries, layer=self.layer)
+        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=self.layer)
+        cache = empty_cache()
+        for layer in range(self.theta.num_layers):
+            keys, values = map(_rounded, sequence.keys_values(layer))
+            cache.update(keys, values, layer_idx=layer)
+        return Sequence(cache, sequence.mask_BS), _rounded(first_BD)
 
 
 class KeptQueries(Queries):
@@ -97,6 +105,10 @@ class KeptQueries(Queries):
         return Sequence(cache, mask_BN.to(theta.device)), first_BD.to(theta.device, theta.dtype)
 
 
+def _rounded(tensor: Tensor) -> Tensor:
+    return tensor.to(STORED_DTYPE).to(tensor.dtype)
+
+
 @torch.no_grad()
 def fill_queries(
     theta: Theta, adapters: Adapters, queries: Rows[list[int]], path: Path, *, batch_tokens: int
@@ -105,17 +117,21 @@ def fill_queries(
     path.unlink(missing_ok=True)
     keys_values, last_QID = _mapped(theta, queries, path)
     adapters.use(None)
-    for batch in plan_batches([len(query) for query in queries], batch_tokens=batch_tokens):
+
+    def run(batch: Rows[int]) -> int:
         ids_BN, mask_BN = pad_left([queries[number] for number in batch], fill=theta.pad_id, device=theta.device)
         sequence = Sequence.empty(len(batch), theta.device)
         sequence.extend(mask_BN)
         entered_BND = theta.blocks.enter(theta.blocks.embedding(ids_BN), sequence)
         states = theta.blocks.run_each(entered_BND, 0, theta.num_layers, sequence)
-        last_QID[batch] = torch.stack([state_BND[:, -1] for state_BND in states], dim=1).to("cpu", STORED_DTYPE)
+        last_QID[list(batch)] = torch.stack([state_BND[:, -1] for state_BND in states], dim=1).to("cpu", STORED_DTYPE)
         both = torch.stack([each for layer in range(theta.num_layers) for each in sequence.keys_values(layer)])
         for place, number in enumerate(batch):
             keys_values[number].copy_(both[:, place, :, both.shape[3] - len(queries[number]) :])
-        yield len(batch)
+        return len(batch)
+
+    for batch in plan_batches([len(query) for query in queries], batch_tokens=batch_tokens):
+        yield from in_parts(batch, run)
 
 
 def _mapped(theta: Theta, queries: Rows[list[int]], path: Path) -> tuple[list[Tensor], Tensor]:

@@ -7,6 +7,7 @@ A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`,
 import json
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -215,6 +216,8 @@ class ChainReasoner:
     ratio: Decimal = Decimal(1)
     num_thoughts: int = 0
     """Latent tokens between query and text."""
+    is_done: Callable[[list[int]], bool] | None = None
+    """Whether what was written is all, for a model that would go on."""
 
     @torch.no_grad()
     def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
@@ -235,6 +238,7 @@ class ChainReasoner:
             [query[-1:] for query in queries],
             max_tokens=self.max_chain_tokens,
             adapter=self.adapter,
+            is_done=self.is_done,
         )
         contemplation = clock.lap()
         replies = [self._read(ids, is_capped) for ids, is_capped in zip(text.ids, text.is_capped, strict=True)]

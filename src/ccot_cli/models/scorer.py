@@ -102,7 +102,9 @@ class ScorerTraining:
                 ratio = shuffler.choice(RATIOS)
                 head.zero_grad()
                 loss = decoder.step(self.loss([self.problems[number] for number in batch], ratio, generator))
-                head.step()
+                gradients = [each.grad for each in self.scorer.layers.parameters() if each.grad is not None]
+                if all(bool(gradient.isfinite().all()) for gradient in gradients):
+                    head.step()
                 yield loss
 
     def loss(self, batch: Rows[EncodedProblem], ratio: Decimal, generator: torch.Generator | None) -> Tensor:
@@ -161,6 +163,6 @@ class ScorerTraining:
 @torch.no_grad()
 def chain_scores(scorer: Scorer, states_MD: Tensor) -> Tensor:
     """Scores of a chain's states at index T, as they were stored: M."""
-    parameter = next(scorer.layers.parameters())
-    scores_1M: Tensor = scorer(states_MD[None].to(parameter.device, parameter.dtype))
+    norm = next(scorer.norm.parameters())
+    scores_1M: Tensor = scorer(states_MD[None].to(norm.device, norm.dtype))
     return scores_1M[0].cpu()

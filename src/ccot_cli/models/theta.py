@@ -46,6 +46,11 @@ class Theta:
         return self.model.dtype
 
     @property
+    def num_bytes(self) -> int:
+        """Of its parameters, adapters included where some are attached."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    @property
     def num_layers(self) -> int:
         return self.blocks.num_layers
 
@@ -119,6 +124,9 @@ def load_theta(config: ModelConfig) -> Theta:
         model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, dtype=dtype, **options)
     except (OSError, ValueError) as error:
         raise _explain(config.name, error) from error
+    if config.dtype == "auto" and model.dtype == torch.float16:
+        # Gradients of states would fall below what float16 can hold.
+        model.bfloat16()
     model.requires_grad_(False).eval().to(device)
     blocks = Blocks(model)
     blocks.verify()

@@ -265,7 +265,8 @@ class _Bench:
         layers = sum(each.numel() for n, each in theta.blocks.layers.named_parameters() if "lora_" not in n)
         head = theta.model.config.vocab_size * theta.model.config.hidden_size
         size = torch.finfo(theta.dtype).bits // 8
-        per_token = 2 * theta.num_layers * theta.model.config.hidden_size * size * self.batch
+        heads, channels = theta.heads
+        per_token = 2 * theta.num_layers * heads * channels * size * self.batch
         passes, read = 1.0, 0.0
         if name in ("generate", "cot"):
             steps, places = self._written, lengths.query

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 import statistics
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
@@ -25,8 +26,8 @@ from ccot_cli.models.loading import traits_of
 from ccot_cli.models.reasoner import Method, Reasoner, Reply, Seconds, Traits, reply_in_parts
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_baseline, train_psi
-from ccot_cli.stages.methods import Methods, find_methods
-from ccot_cli.workspace import Artifact, Workspace
+from ccot_cli.stages.methods import Entry, Methods, find_methods
+from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "eval"
 
@@ -142,8 +143,37 @@ def run(
     methods = find_methods(workspace, settings)
     problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed, steps=settings.eval.steps)
     problems.sort(key=lambda problem: len(problem.question))
+    entries = methods.entries(names, ratios)
+
+    def compare() -> tuple[EvalResult, list[dict[str, Any]]]:
+        return _compare(methods, entries, problems, settings, has_controls=has_controls, progress=progress)
+
+    if workspace is None or not saves:
+        return compare()[0]
+    inputs = _inputs(workspace, entries)
+    config = stage_config(settings, STAGE)
+    # What cannot be written is not measured first.
+    with workspace.building(STAGE, _new_key(workspace), config=config, inputs=inputs, overrides=overrides) as build:
+        try:
+            result, predictions = compare()
+        except BaseException:
+            shutil.rmtree(build.folder)
+            raise
+        return _save(build, result, predictions)
+
+
+def _compare(
+    methods: Methods,
+    entries: Rows[Entry],
+    problems: list[Problem],
+    settings: Settings,
+    *,
+    has_controls: bool,
+    progress: Progress,
+) -> tuple[EvalResult, list[dict[str, Any]]]:
+    """Measure every method, one after the other; with every prediction."""
     rows, predictions, marks = [], [], []
-    for reasoner in _reasoners(methods, names, ratios, has_controls):
+    for reasoner in _reasoners(entries, has_controls):
         measured = measure(reasoner, problems, settings.eval.batch_size, progress)
         marks.append(measured.marks)
         rows.append(measured.row)
@@ -159,9 +189,7 @@ def run(
         versions={"python": platform.python_version(), "torch": torch.__version__},
         folder=None,
     )
-    if workspace is None or not saves:
-        return result
-    return _save(workspace, settings, result, predictions, overrides)
+    return result, predictions
 
 
 class Measured(NamedTuple):
@@ -182,9 +210,9 @@ def measure(reasoner: Reasoner, problems: list[Problem], batch_size: int, progre
     return Measured(_row(reasoner, problems, replies, seconds, marks), replies, marks)
 
 
-def _reasoners(methods: Methods, names: Rows[str], ratios: Rows[Decimal], has_controls: bool) -> Iterator[Reasoner]:
+def _reasoners(entries: Rows[Entry], has_controls: bool) -> Iterator[Reasoner]:
     """Every method that is asked for, loaded when its turn comes."""
-    for entry in methods.entries(names, ratios):
+    for entry in entries:
         reasoner = entry.load()
         yield reasoner
         if has_controls and isinstance(reasoner, CcotReasoner):
@@ -275,30 +303,25 @@ def _prediction(reasoner: Reasoner, problem: Problem, reply: Reply) -> dict[str,
     }
 
 
-def _save(
-    workspace: Workspace,
-    settings: Settings,
-    result: EvalResult,
-    predictions: list[dict[str, Any]],
-    overrides: Rows[str],
-) -> EvalResult:
-    evaluated = {(row.method, row.ratio) for row in result.rows}
-    inputs = {
+def _inputs(workspace: Workspace, entries: Rows[Entry]) -> dict[str, str]:
+    """Fingerprints of what was trained and is evaluated."""
+    evaluated = {(entry.name, float(entry.ratio)) for entry in entries}
+    return {
         f"{stage}/{key}": artifact.fingerprint
         for stage in (train_psi.STAGE, train_baseline.STAGE)
         for key in workspace.keys(stage)
         if _method_of(artifact := workspace.require(stage, key)) in evaluated
     }
-    key = _new_key(workspace)
-    config = stage_config(settings, STAGE)
-    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        saved = EvalResult(**{**vars(result), "folder": str(build.folder)})
-        with commit(build.folder / "predictions.jsonl") as part:
-            lines = (json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
-            part.write_text("".join(lines), encoding="utf-8")
-        write_json(build.folder / "metrics.json", saved.to_json())
-        best = max(result.rows, key=lambda row: row.accuracy)
-        build.summary.update(rows=len(result.rows), n=best.n, best=best.method, accuracy=best.accuracy)
+
+
+def _save(build: Build, result: EvalResult, predictions: list[dict[str, Any]]) -> EvalResult:
+    saved = EvalResult(**{**vars(result), "folder": str(build.folder)})
+    with commit(build.folder / "predictions.jsonl") as part:
+        lines = (json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
+        part.write_text("".join(lines), encoding="utf-8")
+    write_json(build.folder / "metrics.json", saved.to_json())
+    best = max(result.rows, key=lambda row: row.accuracy)
+    build.summary.update(rows=len(result.rows), n=best.n, best=best.method, accuracy=best.accuracy)
     return saved
 
 

@@ -14,6 +14,7 @@ from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.baselines.prompting import prompted
 from ccot_cli.models.loading import BASELINES, load_reasoner
+from ccot_cli.models.memory import fits
 from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
 from ccot_cli.stages import precompute, score, train_baseline, train_psi
@@ -54,7 +55,9 @@ class Methods:
 
     def __post_init__(self) -> None:
         is_reference = self.settings.decoding.engine == "reference"
-        self._adapters = Adapters(self.theta, merges=False if is_reference else None)
+        # Copies under φ and under ψ.
+        has_room = fits(2 * self.theta.num_bytes, self.theta.device)
+        self._adapters = Adapters(self.theta, merges=has_room and not is_reference)
 
     @property
     def ratios(self) -> list[Decimal]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from ccot_cli.config import Settings, TrainPhiConfig, ratio_name, stage_config
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import UsageError
-from ccot_cli.files import commit
+from ccot_cli.files import check_space, commit
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.joint import JointTraining
 from ccot_cli.models.layerwise import LayerReport, PhiExample, rest_bytes, train_layerwise
@@ -201,7 +201,9 @@ class _Job:
         chosen, checkpoint, log = self.chosen, self.build.scratch(CHECKPOINT_FILE), self.build.folder / LOG_FILE
         reports = _resume(self.adapters, log, checkpoint)
         folder = None
-        if not fits(rest_bytes(self.theta, [*self.train, *self.validation]), self.theta.device):
+        resting = rest_bytes(self.theta, [*self.train, *self.validation])
+        if not fits(resting, self.theta.device):
+            check_space(self.build.folder, resting, fix="free some space")
             folder = self.build.scratch("resting")
             folder.mkdir(exist_ok=True)
         per_layer = chosen.epochs * -(-len(self.train) // chosen.batch_size)
@@ -253,7 +255,8 @@ def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport
     if not (log.exists() and checkpoint.exists()):
         return []
     saved = load_file(checkpoint)
-    for name, parameter in adapters.named_parameters():
-        if name in saved:
-            parameter.data.copy_(saved[name])
+    with torch.no_grad():
+        for name, parameter in adapters.named_parameters():
+            if name in saved:
+                parameter.copy_(saved[name])
     return [LayerReport(**json.loads(line)) for line in log.read_text().splitlines()]

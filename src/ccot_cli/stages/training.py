@@ -60,11 +60,10 @@ def take_steps(
             lines.append({"step": step, "loss": loss})
             if step % epoch == 0:
                 lines[-1].update(on_epoch(_mean_loss(lines[-epoch:])))
-            if step % checkpoint_steps == 0:
+            if step % checkpoint_steps == 0 or step == optimiser.num_steps:
                 write_lines(log, lines)
                 with commit(checkpoint) as part:
                     save_file(optimiser.state(), part)
-    write_lines(log, lines)
     return _mean_loss(lines[-epoch:])
 
 

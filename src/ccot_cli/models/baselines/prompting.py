@@ -8,6 +8,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from ccot_cli.config import PromptingName
+from ccot_cli.data.answers import has_whole_answer
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.reasoner import ChainReasoner
 
@@ -29,6 +30,18 @@ class PromptedReasoner(ChainReasoner):
 
 
 def prompted(plain: ChainReasoner, name: PromptingName, shots: Rows[Problem]) -> PromptedReasoner:
-    """A chain by θ itself, asked for in that way."""
-    given = shots if name == "few-shot" else ()
-    return PromptedReasoner(plain.theta, plain.adapters, plain.max_chain_tokens, name=name, shots=given)
+    """A chain by θ itself, asked for in that way.
+
+    Shown solved problems, a model goes on with a problem of its own; it is stopped after the first answer.
+    """
+    theta = plain.theta
+    if name == "zero-shot":
+        return PromptedReasoner(theta, plain.adapters, plain.max_chain_tokens, name=name)
+    return PromptedReasoner(
+        theta,
+        plain.adapters,
+        plain.max_chain_tokens,
+        name=name,
+        is_done=lambda ids: has_whole_answer(theta.encoder.decode(ids)),
+        shots=shots,
+    )
