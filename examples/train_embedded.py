@@ -72,7 +72,8 @@ PHASES = (
 
 RATIO = Decimal("0.1")
 """Where φ is trained from nothing; elsewhere it goes on from there."""
-OTHER_RATIOS = (Decimal("0.05"), Decimal("0.2"))
+OTHER_RATIOS = {Decimal("0.05"): 10, Decimal("0.2"): 3}
+"""And for how many passes."""
 BASELINES: tuple[BaselineName, ...] = ("direct", "pause")
 
 
@@ -245,7 +246,8 @@ def train_methods() -> None:
     precompute.run(workspace, settings, overrides=tuple(SHIPPED_SETTINGS), progress=progress)
     for ratio in (RATIO, *OTHER_RATIOS):
         score.run(workspace, settings, ratio, progress=progress)
-        chosen = settings if ratio == RATIO else override(settings, GOING_ON)
+        going_on = {**GOING_ON, "train_phi.epochs": OTHER_RATIOS[ratio]} if ratio in OTHER_RATIOS else {}
+        chosen = override(settings, going_on)
         train_phi.run(workspace, chosen, ratio, progress=progress)
         result = train_psi.run(workspace, chosen, ratio, progress=progress)
         progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
@@ -271,7 +273,6 @@ SHIPPED_SETTINGS: dict[str, Any] = {
 GOING_ON: dict[str, Any] = {
     "train_phi.start": ratio_name(RATIO),
     "train_phi.taught_epochs": 0,
-    "train_phi.epochs": 3,
     "train_phi.learning_rate": 0.005,
     "train_psi.epochs": 3,
 }
@@ -300,9 +301,11 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
     """Measure on the test split and write the model card."""
     workspace = Workspace.open(BUILD_FOLDER / "workspace")
     settings = override(workspace.settings, {"eval.limit": num_test})
-    phi_steps, psi_steps, more_phi_steps, more_psi_steps = (
-        workspace.require(stage, ratio_name(ratio)).manifest.summary["num_steps"]
-        for ratio in (RATIO, OTHER_RATIOS[-1])
+    phi_steps, psi_steps = (
+        {
+            ratio: workspace.require(stage, ratio_name(ratio)).manifest.summary["num_steps"]
+            for ratio in (RATIO, *OTHER_RATIOS)
+        }
         for stage in (train_phi.STAGE, train_psi.STAGE)
     )
     result = evaluate.run(None, settings, progress=TerminalProgress())
@@ -323,12 +326,10 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
         rule="---|" * len(steps),
         step_rows="\n".join(step_rows),
         n=num_test,
-        others=" and ".join(f"{ratio:f}" for ratio in OTHER_RATIOS),
-        more_phi_steps=more_phi_steps,
-        more_psi_steps=more_psi_steps,
+        others=", ".join(f"{phi_steps[ratio]:,} and {psi_steps[ratio]:,} at r = {ratio:f}" for ratio in OTHER_RATIOS),
         machine=platform.machine(),
-        phi_steps=phi_steps,
-        psi_steps=psi_steps,
+        phi_steps=phi_steps[RATIO],
+        psi_steps=psi_steps[RATIO],
         **training,
     )
     (EMBEDDED_FOLDER / "README.md").write_text(card, encoding="utf-8")
@@ -341,14 +342,14 @@ A Llama of 8 layers, width 192, 4.1 M parameters, trained from nothing on word p
 beyond those problems.
 
 - Command: `python examples/train_embedded.py`
-- Data: the generator's train split, 2 to 8 steps, quantities from 1 to 99; every problem is seen once.
+- Data: the generator's train split, 2 to 8 steps, quantities from 1 to 99; θ sees each problem of a phase once.
 - θ: {steps:,} steps of 32 problems in three phases, from wide ranges of numbers to those of the shipped problems
   (`PHASES` in the script), with Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores that had other
   work too.
 - φ, ψ and END at r = 0.1: 30,000 training problems, the settings of `ccot init` but for those that the script names
-  (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ, 64 problems each. At r = {others} φ
-  goes on from there for {more_phi_steps:,} steps, and ψ has {more_psi_steps:,}. `direct` (r = 0) and `pause` are
-  trained on the same problems for as many steps as ψ at r = 0.1.
+  (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ, 64 problems each. At other ratios φ
+  goes on from there (`GOING_ON`), steps of φ and of ψ: {others}. `direct` (r = 0) and `pause` are trained on the same
+  problems for as many steps as ψ at r = 0.1. The loss was bounded (Huber) only from step 3,400 of that φ on.
 - Stored in bfloat16, computed in float32 on a CPU.
 
 Exact match on {n:,} problems of the test split, which shares no problem with training (95 % Wilson interval), and the

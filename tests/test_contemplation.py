@@ -5,6 +5,7 @@ import torch
 from conftest import MakeTheta, shaken
 from torch import Tensor
 
+from ccot_cli.errors import UsageError
 from ccot_cli.models import phi
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
@@ -177,6 +178,8 @@ def test_gpt2_is_never_asked_beyond_its_last_position(make_theta: MakeTheta) -> 
     with torch.no_grad():
         sequence, _ = encode_query(theta, adapters, [query], layer=LAYER)
         found = decode(theta, adapters, sequence, start, max_tokens=64, adapter=None, may_end=False)
+    with pytest.raises(UsageError, match="positions"):
+        encode_query(theta, adapters, [query * 2], layer=LAYER)
     assert len(found.ids[0]) <= 5
     assert found.is_capped == [True]
     sequence.extend(torch.ones(1, 6, dtype=torch.bool))

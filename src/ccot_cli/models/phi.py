@@ -14,6 +14,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.theta import Theta
@@ -52,10 +53,19 @@ def encode_query(
 
     Returns:
         The sequence to continue, and z_0, the last query token's state at index l: B, D.
+
+    Raises:
+        UsageError: where a query has more tokens than the model has positions.
     """
-    adapters.use(adapter)
     ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
-    rows = max(1, PASS_TOKENS // ids_BN.shape[1]) if theta.device.type == "cpu" else len(queries)
+    num_columns, most = ids_BN.shape[1], theta.blocks.num_positions
+    if most is not None and num_columns > most:
+        raise UsageError(
+            f"a question of {num_columns:,} tokens is longer than the model's {most:,} positions",
+            fix="ask a shorter one",
+        )
+    adapters.use(adapter)
+    rows = max(1, PASS_TOKENS // num_columns) if theta.device.type == "cpu" else len(queries)
     parts = [
         _encode(theta, ids, mask, layer=layer)
         for ids, mask in zip(torch.split(ids_BN, rows), torch.split(mask_BN, rows), strict=True)
