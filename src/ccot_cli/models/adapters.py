@@ -190,7 +190,7 @@ def _split(layer: LoraLinear, name: str, inputs: Tensor) -> Tensor:
 
 def _merge(layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
     base = cast(nn.Linear, layer.get_base_layer())
-    weight = base.weight + layer.get_delta_weight(name).to(base.weight.dtype)
+    weight = (base.weight + layer.get_delta_weight(name)).to(base.weight.dtype)
     # GPT-2's modules have no bias-free form and keep their matrices transposed.
     return partial(F.linear, weight=weight.T.contiguous() if isinstance(base, Conv1D) else weight, bias=base.bias)
 
