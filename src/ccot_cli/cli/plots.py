@@ -72,6 +72,8 @@ def check_plot(path: Path) -> None:
 def draw_frontier(result: dict[str, Any], path: Path) -> None:
     """The same with 95 % intervals, and the line of those that nothing beats in both."""
     pyplot, rows = _pyplot(), result["rows"]
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     best = _unbeaten(rows)
     axes.plot([x for x, _ in best], [y for _, y in best], color="0.7", linewidth=1, zorder=0)
@@ -87,7 +89,10 @@ def draw_frontier(result: dict[str, Any], path: Path) -> None:
             label=label(row),
         )
     axes.set_xscale("log")
-    axes.set_xlabel("seconds per question (median)")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(EngFormatter("s"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("time per question (median)")
     axes.set_title(f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}", fontsize=10)
     _finish(figure, axes, path)
 

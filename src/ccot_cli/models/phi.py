@@ -42,7 +42,7 @@ class Contemplation:
         return self.mask_BK.sum(dim=1)
 
 
-PASS_TOKENS = 512
+PASS_TOKENS = 1024
 """Tokens of queries in one pass on a CPU, so that what its layers hand on stays in its caches."""
 
 
