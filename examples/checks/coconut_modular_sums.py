@@ -40,7 +40,7 @@ from ccot_cli.tensors.masks import pad_right
 
 MODULUS, NUM_DIGITS = 10, 5
 WIDTH, NUM_LAYERS = 64, 2
-THETA_STEPS, THETA_RATE = 2000, 3e-3
+THETA_STEPS, THETA_RATE = 5000, 3e-3
 COURSE = TrainPsiConfig(lora_rank=WIDTH, lora_alpha=WIDTH, epochs=16, batch_size=64, learning_rate=4e-3)
 NUM_TRAIN, NUM_TEST = 8000, 1000
 
