@@ -327,7 +327,7 @@ def test_a_resumed_joint_training_ends_in_the_same_bits(make_theta: MakeTheta, t
 def test_kept_queries_are_the_fresh_ones_to_the_rounding_of_the_file(theta: Theta, tmp_path: Path) -> None:
     adapters = shaken(theta, PHI)
     queries = [problem.query for problem in encoded_problems(theta, 5)]
-    fresh = FreshQueries(theta, adapters, queries, LAYER)
+    fresh = FreshQueries(theta, adapters, queries, LAYER, rounds=True)
     assert sum(fill_queries(theta, adapters, queries, tmp_path / "q", batch_tokens=100)) == 5
     kept = KeptQueries(theta, queries, LAYER, tmp_path / "q")
     assert (tmp_path / "q").stat().st_size == num_bytes(theta, queries)

@@ -42,15 +42,16 @@ class Queries(Protocol):
 class FreshQueries(Queries):
     """Run anew whenever they are asked for: for models whose keys and values are too many to keep.
 
-    They are rounded as kept ones are, so that what is learned does not depend on the room there was.
-
     Args:
         queries: Token ids by problem.
         layer: Autoregressive layer l, where z_0 is read.
+        rounds: Round as a file of kept ones does, so that what is learned does not depend on the room for one.
     """
 
-    def __init__(self, theta: Theta, adapters: Adapters, queries: Rows[list[int]], layer: int) -> None:
-        self.theta, self.adapters, self.layer = theta, adapters, layer
+    def __init__(
+        self, theta: Theta, adapters: Adapters, queries: Rows[list[int]], layer: int, *, rounds: bool = False
+    ) -> None:
+        self.theta, self.adapters, self.layer, self._rounds = theta, adapters, layer, rounds
         self._queries = queries
 
     @property
@@ -61,6 +62,8 @@ class FreshQueries(Queries):
     def encoded(self, numbers: Rows[int]) -> tuple[Sequence, Tensor]:
         queries = [self.queries[number] for number in numbers]
         sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=self.layer)
+        if not self._rounds:
+            return sequence, first_BD
         cache = empty_cache()
         for layer in range(self.theta.num_layers):
             keys, values = map(_rounded, sequence.keys_values(layer))

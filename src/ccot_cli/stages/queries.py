@@ -41,7 +41,7 @@ def open_queries(
     needed = num_bytes(theta, queries)
     if not (path.exists() and path.stat().st_size == needed):
         if needed > min(MOST_BYTES, SHARE_OF_DISK * free_bytes(folder)):
-            return FreshQueries(theta, adapters, queries, layer)
+            return FreshQueries(theta, adapters, queries, layer, rounds=True)
         folder.mkdir(exist_ok=True)
         for old in folder.glob("queries-*"):
             if not old.name.startswith(made_from):
