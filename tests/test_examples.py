@@ -139,13 +139,13 @@ def test_a_token_sees_what_came_before_it_and_nothing_later(theory: ModuleType, 
 @pytest.mark.slow
 def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     check = script("checks/coconut_modular_sums.py")
-    sizes = {"NUM_DIGITS": 2, "NUM_TRAIN": 64, "NUM_TEST": 30, "THETA_STEPS": 500}
+    sizes = {"NUM_DIGITS": 3, "NUM_TRAIN": 64, "NUM_TEST": 30, "THETA_STEPS": 500}
     for name, size in sizes.items():
         monkeypatch.setattr(check, name, size)
     monkeypatch.setattr(check, "COURSE", check.COURSE.model_copy(update={"epochs": 4}))
     train, tests = check.problems(0)
     assert not {problem.question for problem in train} & {problem.question for problem in tests}
-    assert all(sum(map(int, each.question.split())) % 10 == int(each.answer) for each in (*train, *tests))
+    assert all(sum(map(int, each.question.split())) % check.MODULUS == int(each.answer) for each in (*train, *tests))
 
     encoder = check.encoder_for(train)
     encoded = [encoder.problem(each) for each in train]

@@ -3,7 +3,7 @@
     python examples/checks/coconut_modular_sums.py                  # three seeds, minutes each on one core
     python examples/checks/coconut_modular_sums.py --seeds 1
 
-The task: the sum of five digits modulo 10, its chain the running sums, a line each. A Llama of two layers learns to
+The task: the sum of six digits modulo 5, its chain the running sums, a line each. A Llama of two layers learns to
 write the chain; then COCONUT, the class behind `ccot train-baseline coconut`, puts latent thoughts in the chain's
 place: staged, one line more with every stage (the published recipe), and unstaged, all lines from the beginning.
 Trained for the same number of steps on the same problems, the staged one should solve the task and the other not.
@@ -38,10 +38,13 @@ from ccot_cli.models.reasoner import ChainReasoner, Reasoner
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_right
 
-MODULUS, NUM_DIGITS = 10, 5
+MODULUS, NUM_DIGITS = 5, 6
 WIDTH, NUM_LAYERS = 64, 2
-THETA_STEPS, THETA_RATE = 5000, 3e-3
-COURSE = TrainPsiConfig(lora_rank=WIDTH, lora_alpha=WIDTH, epochs=16, batch_size=64, learning_rate=4e-3)
+THETA_STEPS, THETA_RATE = 3000, 3e-3
+# At three times this rate, and with Muon at its usual one, a thought that was learned is lost in a later stage.
+COURSE = TrainPsiConfig(
+    lora_rank=WIDTH, lora_alpha=WIDTH, epochs=20, batch_size=64, optimiser="adamw", learning_rate=1e-3
+)
 NUM_TRAIN, NUM_TEST = 8000, 1000
 
 
@@ -64,7 +67,7 @@ def problems(seed: int) -> tuple[list[Problem], list[Problem]]:
     tuples = draw.sample(range(MODULUS**NUM_DIGITS), NUM_TRAIN + NUM_TEST)
     made = []
     for number in tuples:
-        digits = [int(digit) for digit in f"{number:0{NUM_DIGITS}d}"]
+        digits = [number // MODULUS**place % MODULUS for place in range(NUM_DIGITS)]
         sums = [sum(digits[: count + 1]) % MODULUS for count in range(1, NUM_DIGITS)]
         made.append(Problem(str(number), " ".join(map(str, digits)), "\n".join(map(str, sums)), str(sums[-1])))
     return made[:NUM_TRAIN], made[NUM_TRAIN:]

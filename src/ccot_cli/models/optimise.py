@@ -87,7 +87,7 @@ class Optimiser:
 
     Args:
         parameters: What learns, by name.
-        learning_rate: Its peak, reached after 5 % of the steps; falls to zero at the last.
+        learning_rate: Its peak, reached after 5 % of the steps; from there, or from the last restart, it falls to zero.
         num_steps: Steps in all.
         kind: `muon` takes matrices only.
         restarts: Steps before which all moments are forgotten and the rate rises anew, as at a curriculum's stages.
@@ -122,7 +122,9 @@ class Optimiser:
         warm_up = max(1, round(WARM_UP_SHARE * self.num_steps / len(self.restarts)))
         begun = max(start for start in self.restarts if start <= self.step_count)
         rise = min(1.0, (self.step_count - begun + 1) / warm_up)
-        return self.learning_rate * rise * (1 - self.step_count / self.num_steps)
+        last = self.restarts[-1]
+        fall = max(0, self.step_count - last) / (self.num_steps - last)
+        return self.learning_rate * rise * (1 - fall)
 
     def step(self, loss: Tensor) -> float:
         """Go down one step; a loss or gradient that is not finite changes nothing.
