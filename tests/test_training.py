@@ -394,6 +394,20 @@ def test_a_restart_forgets_the_moments_and_warms_up_again(kind: OptimiserName) -
     assert forgotten[0] == pytest.approx(kept[0] * 2, rel=0.01)
 
 
+def test_the_rate_is_held_through_a_curriculum_and_falls_in_its_last_stage() -> None:
+    weight = nn.Parameter(torch.zeros(2, 2))
+    optimiser = Optimiser({"weight": weight}, learning_rate=0.1, num_steps=400, restarts=[100, 200])
+    moves = []
+    for _ in range(400):
+        before = weight.detach().clone()
+        optimiser.step(weight.sum())  # every step of AdamW is as long as its rate then
+        moves.append(float((before - weight.detach())[0, 0]))
+    assert [moves[step] for step in (50, 99, 150, 199)] == pytest.approx([0.1] * 4, rel=1e-3)
+    assert moves[100] < 0.05
+    assert moves[200] < 0.05
+    assert [moves[300], moves[350]] == pytest.approx([0.05, 0.025], rel=1e-3)
+
+
 # ψ
 
 
