@@ -191,7 +191,7 @@ def test_the_ratio_of_a_round_is_formed_within_it(benchmark: Callable[[str], Mod
 @pytest.mark.parametrize(
     ("name", "arguments", "count"),
     [
-        ("precompute", {"problems": [20, 40], "repeats": 1}, 3),
+        ("precompute", {"problems": [20, 40], "repeats": 1}, 5),
         # Times of three ratios, answering at once and PAUSE; padding of the ratios and of the chain.
         ("questions", {"batch_size": [2], "problems": 3, "repeats": 1}, 9),
     ],
