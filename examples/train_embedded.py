@@ -26,13 +26,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli.cli.console import TerminalProgress
-from ccot_cli.config import BaselineName, override, ratio_name
+from ccot_cli.config import override
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import MEDIUM, WIDE, Limits, generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.theta import EMBEDDED_FOLDER
+from ccot_cli.names import BaselineName, ratio_name
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.methods import METHODS_FOLDER
 from ccot_cli.stages.training import write_lines

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import shaken
 
-from ccot_cli.config import BaselineName, DecodingConfig, TrainPsiConfig
+from ccot_cli.config import DecodingConfig, TrainPsiConfig
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.word_problems import generate
 from ccot_cli.errors import CorruptError, UsageError
@@ -38,6 +38,7 @@ from ccot_cli.models.reasoner import Method
 from ccot_cli.models.scorer import Scorer
 from ccot_cli.models.selectors import Selector, predictive
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import BaselineName
 from ccot_cli.tensors.select import num_kept
 
 QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]

@@ -19,8 +19,9 @@ from ccot_cli import __version__
 from ccot_cli.cli import app, status
 from ccot_cli.cli.console import TerminalProgress, print_json, print_table
 from ccot_cli.cli.options import RatioOption, resolve
-from ccot_cli.config import EMBEDDED, PRESETS, Settings, load_settings, override, stage_config
+from ccot_cli.config import Settings, load_settings, override, preset, stage_config
 from ccot_cli.errors import CorruptError, UsageError
+from ccot_cli.names import EMBEDDED, PRESETS
 from ccot_cli.workspace import Workspace
 
 ESCAPE = "\x1b"
@@ -177,16 +178,20 @@ class TestStopping:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("arguments", [["--help"], ["status", "-w", "my-run"]])
+    @pytest.mark.parametrize(
+        ("arguments", "reads_settings"),
+        [(["--help"], False), (["ask", "--help"], False), (["status", "-w", "my-run"], True)],
+    )
     def test_what_needs_no_model_imports_nothing_heavy_and_is_quick(
-        self, workspace: Workspace, arguments: list[str]
+        self, workspace: Workspace, arguments: list[str], reads_settings: bool
     ) -> None:
         before = os.times()
         with ccot(*arguments, code="import atexit; atexit.register(lambda: print(*sys.modules))") as process:
             out, _ = process.communicate()
         after = os.times()
         assert process.returncode == 0
-        assert "ccot_cli.config" in out
+        assert "ccot_cli.cli.app" in out
+        assert reads_settings == ("ccot_cli.config" in out.split())
         assert not {"torch", "transformers", "peft", "datasets", "accelerate"} & set(out.split())
         # Processor time, which other work on the machine hardly changes.
         assert after.children_user - before.children_user < 1.0
@@ -232,10 +237,10 @@ class TestHelp:
 
 
 class TestInit:
-    @pytest.mark.parametrize("preset", PRESETS)
-    def test_it_writes_the_presets_settings_and_says_what_comes_next(self, preset: str, capsys: Output) -> None:
-        assert app.run(["init", "my-run", "--preset", preset]) == 0
-        assert load_settings(Path("my-run/ccot.yaml")) == PRESETS[preset]()
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_it_writes_the_presets_settings_and_says_what_comes_next(self, name: str, capsys: Output) -> None:
+        assert app.run(["init", "my-run", "--preset", name]) == 0
+        assert load_settings(Path("my-run/ccot.yaml")) == preset(name)
         assert tuple(capsys.readouterr()) == ("my-run/ccot.yaml\n", "next:  ccot precompute -w my-run\n")
 
 

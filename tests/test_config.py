@@ -7,18 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccot_cli.config import (
-    PRESETS,
-    Section,
-    Settings,
-    load_settings,
-    override,
-    parse_ratio,
-    preset_text,
-    ratio_name,
-    stage_config,
-)
+from ccot_cli.config import Section, Settings, load_settings, override, preset, preset_text, stage_config
 from ccot_cli.errors import UsageError
+from ccot_cli.names import PRESETS, parse_ratio, ratio_name
 
 
 def load(tmp_path: Path, text: str) -> Settings:
@@ -34,7 +25,7 @@ def refusal(tmp_path: Path, text: str) -> UsageError:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_presets_text_loads_to_the_preset(tmp_path: Path, name: str) -> None:
-    assert load(tmp_path, preset_text(name)) == PRESETS[name]()
+    assert load(tmp_path, preset_text(name)) == preset(name)
 
 
 def lines_of(lines: list[str], section: str) -> list[str]:
@@ -57,7 +48,7 @@ def test_a_presets_text_holds_every_setting_with_its_comment(name: str) -> None:
 
 
 def test_the_papers_preset_has_the_papers_numbers() -> None:
-    paper = PRESETS["gsm8k-llama2-7b"]()
+    paper = preset("gsm8k-llama2-7b")
     assert paper.ratios == (Decimal("0.05"), Decimal("0.1"))
     assert (paper.precompute.scorer_layer, paper.train_phi.autoregressive_layer) == (3, 15)
     assert (paper.train_phi.lora_rank, paper.train_psi.lora_rank) == (128, 64)

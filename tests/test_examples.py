@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ccot_cli.cli.app import run
-from ccot_cli.config import MethodName, Schedule, SelectorName
+from ccot_cli.names import MethodName, Schedule, SelectorName
 from ccot_cli.workspace import Workspace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -14,7 +14,7 @@ from conftest import GSM8K, MakeTheta
 from safetensors.torch import load_file, save_file
 
 from ccot_cli import files
-from ccot_cli.config import BaselineName, Settings, override
+from ccot_cli.config import Settings, override
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
@@ -25,6 +25,7 @@ from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.memory import fits, is_out_of_memory
 from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
 from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.names import BaselineName
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, precompute, score, sweep, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker

@@ -12,7 +12,6 @@ from conftest import MakeTheta, shaken
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import EncodedProblem
@@ -43,6 +42,7 @@ from ccot_cli.models.psi_training import (
 )
 from ccot_cli.models.queries import FreshQueries, KeptQueries, fill_queries, num_bytes
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import scaled_errors, scaled_mse
 
 LAYER = 2

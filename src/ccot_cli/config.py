@@ -8,7 +8,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Hashable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -28,30 +28,16 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from ccot_cli.errors import UsageError
-
-EMBEDDED = "embedded"
-"""The name of the model and of the data set that are shipped with the package."""
-
-
-def parse_ratio(value: object) -> Decimal:
-    """Read a compression ratio as the decimal that the user wrote.
-
-    Raises:
-        ValueError: where it is no number in 0..1.
-    """
-    try:
-        ratio = Decimal(str(value).strip())
-    except InvalidOperation:
-        raise ValueError(f"a ratio is a number like 0.1, not {value!r}") from None
-    if not ratio.is_finite() or not 0 <= ratio <= 1:
-        raise ValueError(f"a ratio lies between 0 and 1, {value} does not")
-    return ratio.normalize() + 0
-
-
-def ratio_name(ratio: Decimal) -> str:
-    """The name of a ratio's folder, with two decimals at least: `r0.10`."""
-    return f"r{ratio:.2f}" if ratio == ratio.quantize(Decimal("0.01")) else f"r{ratio:f}"
-
+from ccot_cli.names import (
+    EMBEDDED,
+    PRESETS,
+    EngineName,
+    OptimiserName,
+    Schedule,
+    SelectorName,
+    Unfreeze,
+    parse_ratio,
+)
 
 Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda ratio: f"{ratio:f}", return_type=str)]
 """Compression ratio [r]: 0 answers at once, 1 writes the explicit chain."""
@@ -147,16 +133,6 @@ class PrecomputeConfig(Section):
     """Most gigabytes to write; above it only the scorer's layer is stored."""
     scorer_layer: int = Field(default=3, ge=0)
     """Hidden-state index that the scorer reads [T]."""
-
-
-Schedule = Literal["joint", "layerwise"]
-Unfreeze = Literal["none", "above", "all"]
-SelectorName = Literal["predictive", "learned", "even", "random", "last"]
-PromptingName = Literal["zero-shot", "few-shot"]
-OptimiserName = Literal["adamw", "muon"]
-EngineName = Literal["fast", "reference"]
-BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "short-cot", "gold"]
-MethodName = Literal["ccot", BaselineName]
 
 
 class ScoreConfig(Section):
@@ -276,8 +252,6 @@ class Settings(Section):
     decoding: DecodingConfig = Field(default_factory=DecodingConfig)
 
 
-STAGES = ("precompute", "score", "train-phi", "train-psi", "train-baseline", "eval")
-
 _SECTIONS = {
     "precompute": ("model", "data", "precompute"),
     "score": ("score",),
@@ -328,8 +302,16 @@ def _gsm8k_llama2_7b() -> Settings:
     )
 
 
-PRESETS: dict[str, Callable[[], Settings]] = {EMBEDDED: Settings, "gsm8k-llama2-7b": _gsm8k_llama2_7b}
-"""Settings to start from: those of the model shipped with the package, and the paper's."""
+def preset(name: str) -> Settings:
+    """Settings to start from.
+
+    Raises:
+        UsageError: where no preset has that name.
+    """
+    made: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _gsm8k_llama2_7b), strict=True))
+    if name not in made:
+        raise UsageError(f"no preset is called '{name}'", fix=f"choose one of: {', '.join(PRESETS)}")
+    return made[name]()
 
 
 def preset_text(name: str) -> str:
@@ -338,9 +320,7 @@ def preset_text(name: str) -> str:
     Raises:
         UsageError: where no preset has that name.
     """
-    if name not in PRESETS:
-        raise UsageError(f"no preset is called '{name}'", fix=f"choose one of: {', '.join(PRESETS)}")
-    chosen, comments = PRESETS[name](), _attribute_docstrings()
+    chosen, comments = preset(name), _attribute_docstrings()
     lines = [f"# Settings of the preset '{name}'. Symbols in brackets are the paper's.", ""]
 
     def add(section: Section, name: str, indent: str) -> None:

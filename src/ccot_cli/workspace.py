@@ -28,23 +28,19 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ccot_cli import __version__
-from ccot_cli.config import STAGES, Settings, load_settings, preset_text, stage_config
+from ccot_cli.config import Settings, load_settings, preset_text, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
 from ccot_cli.files import PART, commit, flush_to_disk, sha256_of, write_json
+from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES
 
 FORMAT = 1
 """Version of the layout on disk; an artifact of a later one is refused."""
 
-SETTINGS_FILE = "ccot.yaml"
 MANIFEST_FILE = "manifest.json"
 BUILDING_FILE = "building.json"
 CACHE_FOLDER = "cache"
 LOCK_FILE = ".lock"
 HOLDER_FILE = ".lock.json"
-ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
-
-KEYED_STAGES = ("score", "train-phi", "train-psi")
-"""Stages with one artifact for each ratio; `train-baseline` has one for each method, `eval` one for each run."""
 
 
 class FileRecord(BaseModel):

@@ -29,8 +29,8 @@ from ccot_cli.cli import (
     verify,
 )
 from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
-from ccot_cli.config import STAGES
 from ccot_cli.errors import CcotError
+from ccot_cli.names import STAGES
 
 app = typer.Typer(
     name="ccot",

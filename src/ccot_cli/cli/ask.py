@@ -1,7 +1,6 @@
 """Answer questions."""
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -20,10 +19,9 @@ from ccot_cli.cli.options import (
     FormatOption,
     WorkspaceOption,
     read_ratio,
+    resolve_anywhere,
 )
-from ccot_cli.config import Settings, override
 from ccot_cli.errors import UsageError
-from ccot_cli.workspace import Workspace
 
 if TYPE_CHECKING:
     from ccot_cli.stages.ask import Asker, AskResult
@@ -79,10 +77,7 @@ def ask(
         raise UsageError("a question and --input were both given", fix="give one of them")
     single = _read_question(question) if input is None else ""
     lines = _open_lines(input) if input is not None else iter(())
-    found = Workspace.find(workspace, os.environ, Path.cwd())
-    changes = {"model.device": device, "decoding.engine": engine}
-    given = {name: value for name, value in changes.items() if value is not None}
-    settings = override(found.settings if found else Settings(), given)
+    found, settings, _ = resolve_anywhere(workspace, {"model.device": device, "decoding.engine": engine})
     from ccot_cli.stages.ask import Asker
 
     asker = Asker(found, settings, ratio, method)

@@ -1,7 +1,5 @@
 """Measure how fast contemplation tokens are."""
 
-import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,10 +13,9 @@ from ccot_cli.cli.options import (
     TableFormatOption,
     WorkspaceOption,
     between_zero_and_one,
+    resolve_anywhere,
 )
 from ccot_cli.cli.tables import Style, Table, inverse, render
-from ccot_cli.config import Settings, override
-from ccot_cli.workspace import Workspace
 
 
 def bench(
@@ -63,9 +60,7 @@ def bench(
 
     Lengths are fixed and weights do not matter; the methods take turns, and ratios are formed within a round.
     """
-    found = Workspace.find(workspace, os.environ, Path.cwd())
-    changes = {"model.device": device} if device else {}
-    settings = override(found.settings if found else Settings(), changes)
+    _, settings, _ = resolve_anywhere(workspace, {"model.device": device})
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.bench import Lengths, run
 

@@ -11,7 +11,7 @@ from ccot_cli.cli import ask, eval, init, precompute, score, train_baseline, tra
 from ccot_cli.cli.console import print_line, print_note
 from ccot_cli.cli.options import WHERE
 from ccot_cli.errors import UsageError
-from ccot_cli.workspace import SETTINGS_FILE
+from ccot_cli.names import SETTINGS_FILE
 
 QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
 RATIO = Decimal("0.1")

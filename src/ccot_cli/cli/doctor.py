@@ -9,10 +9,9 @@ from pathlib import Path
 import typer
 
 from ccot_cli.cli.console import print_json, print_table
-from ccot_cli.cli.options import FormatOption, ModelOption
+from ccot_cli.cli.options import FormatOption, ModelOption, find_workspace_if_any
 from ccot_cli.errors import CcotError
 from ccot_cli.files import free_bytes, human_bytes
-from ccot_cli.workspace import Workspace
 
 DISTRIBUTION = "ccot-cli"
 
@@ -91,7 +90,7 @@ def _hub() -> list[Finding]:
 
 def _workspace() -> Finding:
     try:
-        workspace = Workspace.find(None, os.environ, Path.cwd())
+        workspace = find_workspace_if_any(None)
     except CcotError as error:
         return Finding("workspace", error.message, is_fine=False)
     return Finding("workspace", "none here" if workspace is None else str(workspace.root))

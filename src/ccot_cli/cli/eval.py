@@ -1,6 +1,5 @@
 """Accuracy and time of every trained method."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +19,10 @@ from ccot_cli.cli.options import (
     StepsOption,
     TableFormatOption,
     WorkspaceOption,
+    resolve_anywhere,
 )
 from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
 from ccot_cli.cli.tables import Style, render, tables_of
-from ccot_cli.config import Settings, override
-from ccot_cli.workspace import Workspace
 
 
 def evaluate(
@@ -86,9 +84,7 @@ def evaluate(
         "eval.steps": steps,
         "eval.seed": seed,
     }
-    given = {name: value for name, value in changes.items() if value is not None}
-    found = Workspace.find(workspace, os.environ, Path.cwd())
-    settings = override(found.settings if found else Settings(), given)
+    found, settings, given = resolve_anywhere(workspace, changes)
     if plot:
         check_plot(plot)
     from ccot_cli.stages.evaluate import run
@@ -99,7 +95,7 @@ def evaluate(
         ratios=ratio or (),
         names=tuple(filter(None, map(str.strip, (methods or "").split(",")))),
         has_controls=controls,
-        overrides=tuple(given),
+        overrides=given,
         saves=save,
         progress=TerminalProgress(),
     ).to_json()

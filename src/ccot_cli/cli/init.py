@@ -7,8 +7,7 @@ import typer
 
 from ccot_cli.cli.console import print_line, print_note
 from ccot_cli.cli.options import WHAT, WHERE
-from ccot_cli.config import EMBEDDED, PRESETS
-from ccot_cli.workspace import SETTINGS_FILE, Workspace
+from ccot_cli.names import EMBEDDED, PRESETS, SETTINGS_FILE
 
 
 def init(
@@ -22,6 +21,8 @@ def init(
     ccot init my-run
     ccot init llama --preset gsm8k-llama2-7b
     """
+    from ccot_cli.workspace import Workspace
+
     workspace = Workspace.create(folder, preset)
     print_line(str(workspace.root / SETTINGS_FILE))
     print_note(f"next:  {workspace.command('precompute')}")

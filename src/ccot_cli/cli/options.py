@@ -4,13 +4,16 @@ import os
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ccot_cli.config import EngineName, Settings, override, parse_ratio
 from ccot_cli.errors import UsageError
-from ccot_cli.workspace import ENVIRONMENT_VARIABLE, Workspace
+from ccot_cli.names import ENVIRONMENT_VARIABLE, EngineName, parse_ratio
+
+if TYPE_CHECKING:
+    from ccot_cli.config import Settings
+    from ccot_cli.workspace import Workspace
 
 WHAT, HOW, WHERE = "What", "How", "Where"
 """The panels of `--help`."""
@@ -104,19 +107,29 @@ TableFormatOption = Annotated[
 ]
 
 
-def find_workspace(explicit: Path | None) -> Workspace:
+# What reads settings is imported by the commands that do: it takes longer than `--help` itself.
+
+
+def find_workspace_if_any(explicit: Path | None) -> "Workspace | None":
+    """The workspace that a command works on, for one that does without too."""
+    from ccot_cli.workspace import Workspace
+
+    return Workspace.find(explicit, os.environ, Path.cwd())
+
+
+def find_workspace(explicit: Path | None) -> "Workspace":
     """The workspace that a command works on.
 
     Raises:
         UsageError: where there is none.
     """
-    workspace = Workspace.find(explicit, os.environ, Path.cwd())
+    workspace = find_workspace_if_any(explicit)
     if workspace is None:
         raise UsageError("there is no workspace here", fix="ccot init my-run, or name one with -w")
     return workspace
 
 
-def resolve(workspace: Path | None, changes: Mapping[str, object]) -> tuple[Workspace, Settings, tuple[str, ...]]:
+def resolve(workspace: Path | None, changes: Mapping[str, object]) -> "tuple[Workspace, Settings, tuple[str, ...]]":
     """The workspace, its settings as the command line changes them, and the names of those changed.
 
     Args:
@@ -127,11 +140,29 @@ def resolve(workspace: Path | None, changes: Mapping[str, object]) -> tuple[Work
         UsageError: where there is no workspace, or a value is refused.
     """
     found = find_workspace(workspace)
+    return found, *_changed(found, changes)
+
+
+def resolve_anywhere(
+    workspace: Path | None, changes: Mapping[str, object]
+) -> "tuple[Workspace | None, Settings, tuple[str, ...]]":
+    """The same; where there is no workspace, the settings are those of the model in the package.
+
+    Raises:
+        UsageError: where a value is refused, or the named folder is no workspace.
+    """
+    found = find_workspace_if_any(workspace)
+    return found, *_changed(found, changes)
+
+
+def _changed(found: "Workspace | None", changes: Mapping[str, object]) -> "tuple[Settings, tuple[str, ...]]":
+    from ccot_cli.config import Settings, override
+
     given = {name: value for name, value in changes.items() if value is not None}
-    return found, override(found.settings, given), tuple(given)
+    return override(found.settings if found else Settings(), given), tuple(given)
 
 
-def between_zero_and_one(ratios: list[Decimal] | None, settings: Settings) -> list[Decimal]:
+def between_zero_and_one(ratios: list[Decimal] | None, settings: "Settings") -> list[Decimal]:
     """The ratios asked for, else those of the settings, for stages that select tokens.
 
     Raises:

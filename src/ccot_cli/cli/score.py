@@ -17,7 +17,7 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
-from ccot_cli.config import SelectorName
+from ccot_cli.names import SelectorName
 
 
 def score(

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ccot_cli.cli.console import print_json, print_line, print_table
 from ccot_cli.cli.options import FormatOption, WorkspaceOption, find_workspace
-from ccot_cli.config import STAGES, ratio_name
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import human_bytes
-from ccot_cli.workspace import KEYED_STAGES, Workspace
+from ccot_cli.names import KEYED_STAGES, STAGES, ratio_name
+
+if TYPE_CHECKING:
+    from ccot_cli.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def status(workspace: WorkspaceOption = None, format: FormatOption = "text") -> 
     print_line(f"next:  {following}")
 
 
-def _keys(workspace: Workspace, stage: str) -> Sequence[str | None]:
+def _keys(workspace: "Workspace", stage: str) -> Sequence[str | None]:
     """The artifacts that the settings ask for, and those that are there besides."""
     there = workspace.finished(stage)
     if stage == "train-baseline":
@@ -57,7 +59,7 @@ def _keys(workspace: Workspace, stage: str) -> Sequence[str | None]:
     return there or [None]
 
 
-def _row(workspace: Workspace, stage: str, key: str | None) -> Row:
+def _row(workspace: "Workspace", stage: str, key: str | None) -> Row:
     if stage == "eval" and key is None:
         return Row(stage, key, "missing")
     try:
@@ -70,7 +72,7 @@ def _row(workspace: Workspace, stage: str, key: str | None) -> Row:
     return Row(stage, key, *state, artifact.num_bytes, manifest.created.isoformat(), manifest.summary)
 
 
-def _next_command(workspace: Workspace, rows: list[Row]) -> str:
+def _next_command(workspace: "Workspace", rows: list[Row]) -> str:
     wanted = {ratio_name(ratio) for ratio in workspace.settings.ratios}
     for stage in STAGES:
         if stage == "train-baseline":
@@ -83,7 +85,7 @@ def _next_command(workspace: Workspace, rows: list[Row]) -> str:
     return workspace.command("ask", "…")
 
 
-def _title(workspace: Workspace) -> str:
+def _title(workspace: "Workspace") -> str:
     data = workspace.settings.data
     source = f"{data.source} {data.subset}" if data.subset else data.source
     return f"{workspace.name} · {workspace.settings.model.name} · {source}"

@@ -20,7 +20,7 @@ from ccot_cli.cli.options import (
 )
 from ccot_cli.cli.plots import DIMENSIONS, NUMERIC, check_plot, draw_sweep, varied
 from ccot_cli.cli.tables import Style, Table, inverse, render
-from ccot_cli.config import MethodName, Schedule, SelectorName, Unfreeze
+from ccot_cli.names import MethodName, Schedule, SelectorName, Unfreeze
 
 
 def _one_of(names: Any, text: str) -> Any:

@@ -17,7 +17,7 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
-from ccot_cli.config import BaselineName
+from ccot_cli.names import BaselineName
 
 
 def train_baseline(

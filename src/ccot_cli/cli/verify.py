@@ -4,8 +4,8 @@ import typer
 
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line
 from ccot_cli.cli.options import FormatOption, WorkspaceOption, find_workspace
-from ccot_cli.config import STAGES
 from ccot_cli.errors import CorruptError
+from ccot_cli.names import STAGES
 
 
 def verify(workspace: WorkspaceOption = None, format: FormatOption = "text") -> None:

@@ -7,10 +7,11 @@ from decimal import Decimal
 from heapq import nsmallest
 from itertools import islice
 
-from ccot_cli.config import EMBEDDED, DataConfig
+from ccot_cli.config import DataConfig
 from ccot_cli.data.rows import Row, names_file, read_rows
 from ccot_cli.data.word_problems import MAX_STEPS, MIN_STEPS, Split, generate
 from ccot_cli.errors import UsageError
+from ccot_cli.names import EMBEDDED
 
 ANSWER_LINE = "####"
 ANNOTATION = re.compile(r"<<[^<>]*>>")

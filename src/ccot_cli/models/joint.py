@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ccot_cli.config import OptimiserName
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.layerwise import PhiExample
 from ccot_cli.models.optimise import Optimiser, steps_over
 from ccot_cli.models.phi import feed_back
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import huber, scaled_errors
 from ccot_cli.tensors.masks import first_columns
 

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.cache import empty_cache
 from ccot_cli.models.optimise import Optimiser
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import scaled_mse
 from ccot_cli.tensors.masks import first_columns, pad_left
 

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.errors import DivergedError
 from ccot_cli.models.memory import does_not_fit, is_out_of_memory, release
+from ccot_cli.names import OptimiserName
 
 Share = Callable[[Rows[int], Rows[int]], Tensor]
 """(some examples of a batch, the whole batch) -> what those add to the batch's loss."""

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
@@ -30,6 +29,7 @@ from ccot_cli.models.phi import contemplate, encode_query, feed_back, replay
 from ccot_cli.models.psi import answer_loss
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.masks import first_columns
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ccot_cli.config import DecodingConfig, MethodName
+from ccot_cli.config import DecodingConfig
 from ccot_cli.data.answers import read_answer, read_last_number
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
@@ -29,6 +29,7 @@ from ccot_cli.models.memory import in_parts
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi import decode
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import MethodName
 
 METHOD_FILE = "method.json"
 

@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ccot_cli.config import OptimiserName
 from ccot_cli.data.batches import bucketed
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.adapters import PSI, Adapters
@@ -28,6 +27,7 @@ from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.optimise import Optimiser
 from ccot_cli.models.psi import answer_loss
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.masks import pad_right
 from ccot_cli.tensors.select import num_kept
 

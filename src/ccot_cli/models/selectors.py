@@ -14,13 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ccot_cli.config import SelectorName
 from ccot_cli.data.prompts import EncodedProblem, Encoder
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
 from ccot_cli.models.predictive import announcements
 from ccot_cli.models.scorer import Scorer, chain_scores
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import SelectorName
 from ccot_cli.tensors.select import POSITIONAL, best, best_of_each, num_kept, num_rounds
 
 FILE_NAME = "selector.json"

@@ -13,10 +13,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ccot_cli.config import EMBEDDED, ModelConfig
+from ccot_cli.config import ModelConfig
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 from ccot_cli.models.blocks import Blocks
+from ccot_cli.names import EMBEDDED
 
 EMBEDDED_FOLDER = Path(__file__).parent.parent / "embedded"
 

@@ -7,12 +7,13 @@ has chosen.
 from dataclasses import dataclass
 from decimal import Decimal
 
-from ccot_cli.config import Settings, ratio_name
+from ccot_cli.config import Settings
 from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.baselines.base import Course
 from ccot_cli.models.baselines.gold import Gold, GoldReasoner
 from ccot_cli.models.reasoner import Method
 from ccot_cli.models.selectors import Selector
+from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
 from ccot_cli.stages.evaluate import Share, wilson

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from ccot_cli.config import EMBEDDED, DataConfig, PromptingName, Settings, ratio_name
+from ccot_cli.config import DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.models.adapters import Adapters
@@ -17,6 +17,7 @@ from ccot_cli.models.loading import BASELINES, load_reasoner
 from ccot_cli.models.memory import fits
 from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
+from ccot_cli.names import EMBEDDED, PromptingName, ratio_name
 from ccot_cli.stages import precompute, score, train_baseline, train_psi
 from ccot_cli.workspace import Workspace
 

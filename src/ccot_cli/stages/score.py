@@ -8,12 +8,13 @@ from decimal import Decimal
 
 import torch
 
-from ccot_cli.config import ModelConfig, Settings, ratio_name, stage_config
+from ccot_cli.config import ModelConfig, Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
 from ccot_cli.stages.selectors import all_positions, fit_selector

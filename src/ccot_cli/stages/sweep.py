@@ -12,9 +12,10 @@ from decimal import Decimal
 from itertools import product
 from typing import Any, NamedTuple
 
-from ccot_cli.config import STAGES, Settings, override, ratio_name
+from ccot_cli.config import Settings, override
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.models.loading import BASELINES
+from ccot_cli.names import STAGES, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.evaluate import measure, wilson

@@ -4,12 +4,13 @@ from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 
-from ccot_cli.config import Settings, ratio_name, stage_config
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.baselines.base import Course
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.reasoner import Method
 from ccot_cli.models.selectors import Selector
+from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
 from ccot_cli.stages.train_phi import load_examples

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ccot_cli.config import Settings, TrainPhiConfig, ratio_name, stage_config
+from ccot_cli.config import Settings, TrainPhiConfig, stage_config
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import UsageError
 from ccot_cli.files import check_space, commit
@@ -22,6 +22,7 @@ from ccot_cli.models.memory import fits
 from ccot_cli.models.probe import PhiJudge
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
 from ccot_cli.stages.queries import open_queries

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 
-from ccot_cli.config import Settings, ratio_name, stage_config
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.end import fit_end
@@ -22,6 +22,7 @@ from ccot_cli.models.psi_training import (
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.reasoner import Method
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.stages.queries import open_queries

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ccot_cli.config import BaselineName, DecodingConfig, TrainPsiConfig
+from ccot_cli.config import DecodingConfig, TrainPsiConfig
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import Adapters
@@ -21,6 +21,7 @@ from ccot_cli.models.psi_training import Context, Lessons, PsiExample, PsiTraini
 from ccot_cli.models.reasoner import Method, Reasoner, Traits
 from ccot_cli.models.selectors import Selector
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import BaselineName
 from ccot_cli.tensors.select import num_kept
 
 LAST_SHARE = 0.25

@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ccot_cli.config import BaselineName
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
@@ -26,6 +25,7 @@ from ccot_cli.models.phi import read_query
 from ccot_cli.models.psi_training import PsiTraining, QueryContext
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.models.theta import Theta
+from ccot_cli.names import BaselineName
 from ccot_cli.tensors.masks import first_columns
 
 FILE_NAME = "pause.safetensors"

@@ -7,10 +7,10 @@ For models that were taught to follow instructions. `zero-shot` appends "Let's t
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from ccot_cli.config import PromptingName
 from ccot_cli.data.answers import has_whole_answer
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.reasoner import ChainReasoner
+from ccot_cli.names import PromptingName
 
 ENCOURAGEMENT = "Let's think step by step."
 
