@@ -1,6 +1,7 @@
 """Scores of chain tokens: what they announce, and what a trained scorer makes of them."""
 
 from collections.abc import Sequence as Rows
+from copy import deepcopy
 from decimal import Decimal
 from itertools import islice
 
@@ -92,6 +93,22 @@ def make_training(theta: Theta, adapters: Adapters, kind: str = "linear") -> Sco
     )
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_step_of_the_scorer_in_parts_is_the_whole_step(llama: Theta, size: int) -> None:
+    def trained(micro_batch_size: int | None) -> tuple[list[float], list[torch.Tensor]]:
+        theta = deepcopy(llama)
+        adapters = shaken(theta, PSI)
+        training = make_training(theta, adapters)
+        training.micro_batch_size = micro_batch_size
+        losses = [loss for loss, _ in zip(training.steps(), range(3), strict=False)]
+        return losses, [*training.scorer.layers.parameters(), *adapters.parameters(PSI).values()]
+
+    (whole, weights), (parts, others) = trained(None), trained(size)
+    assert parts == pytest.approx(whole, rel=1e-4)
+    for one, other in zip(weights, others, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
+
+
 def slow_loss(training: ScorerTraining, batch: Rows[EncodedProblem], push: float = 0.0, pushed: int = 0) -> float:
     """One problem at a time, with `push` added to the attention logits of one of the first problem's columns."""
     theta, total = training.theta, []
@@ -136,7 +153,7 @@ def test_the_scorers_gradient_is_what_pushing_a_chosen_tokens_attention_does(the
     scores = training.scorer(states).detach().requires_grad_()
     training.scorer.forward = lambda states_BMD: scores  # type: ignore[method-assign]
     training._gold = lambda batch: (gold.copy(), states)  # type: ignore[method-assign]
-    loss = training.loss(batch, RATIO, generator=None)
+    loss = training.loss(batch, RATIO)
     [gradient] = torch.autograd.grad(loss, scores)
     fresh = make_training(theta, adapters)
     with torch.no_grad():

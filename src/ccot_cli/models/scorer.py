@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -84,13 +85,20 @@ class ScorerTraining:
     learning_rate: float
     optimiser: OptimiserName
     seed: int
+    micro_batch_size: int | None = None
 
     def steps(self) -> Iterator[float]:
         """Train to the end, yielding each step's loss."""
         parameters = self.adapters.parameters(PSI)
         self.adapters.train_only(parameters)
         # The head of the scorer is a vector, which AdamW suits.
-        decoder = Optimiser(parameters, learning_rate=self.learning_rate, num_steps=self.num_steps, kind=self.optimiser)
+        decoder = Optimiser(
+            parameters,
+            learning_rate=self.learning_rate,
+            num_steps=self.num_steps,
+            kind=self.optimiser,
+            micro_batch_size=self.micro_batch_size,
+        )
         head = torch.optim.AdamW(self.scorer.layers.parameters(), lr=1e-2, weight_decay=0.0)
         lengths = [len(each.query) + 2 * len(each.chain) for each in self.problems]
         shuffler = random.Random(self.seed)
@@ -99,27 +107,50 @@ class ScorerTraining:
             for batch in bucketed(lengths, batch_size=self.batch_size, shuffler=shuffler):
                 if decoder.step_count == self.num_steps:
                     return
-                ratio = shuffler.choice(RATIOS)
-                head.zero_grad()
-                loss = decoder.step(self.loss([self.problems[number] for number in batch], ratio, generator))
+                problems = [self.problems[number] for number in batch]
+                ratio, jitter_BS = shuffler.choice(RATIOS), _jitter(problems, generator)
+                loss = decoder.step_on(range(len(problems)), partial(self._share, head, problems, ratio, jitter_BS))
                 gradients = [each.grad for each in self.scorer.layers.parameters() if each.grad is not None]
                 if all(bool(gradient.isfinite().all()) for gradient in gradients):
                     head.step()
                 yield loss
 
-    def loss(self, batch: Rows[EncodedProblem], ratio: Decimal, generator: torch.Generator | None) -> Tensor:
+    def _share(
+        self,
+        head: torch.optim.Optimizer,
+        problems: Rows[EncodedProblem],
+        ratio: Decimal,
+        jitter_BS: Tensor,
+        part: Rows[int],
+        whole: Rows[int],
+    ) -> Tensor:
+        """What some rows of a batch add to its loss."""
+        if part[0] == whole[0]:
+            head.zero_grad()  # at the step's beginning, and when it is begun again in smaller parts
+        return self.loss([problems[row] for row in part], ratio, jitter_BS[list(part)], whole=problems)
+
+    def loss(
+        self,
+        batch: Rows[EncodedProblem],
+        ratio: Decimal,
+        jitter_BS: Tensor | None = None,
+        *,
+        whole: Rows[EncodedProblem] | None = None,
+    ) -> Tensor:
         """Cross-entropy of the answer, and some of the chain's, from the k best tokens.
 
         Args:
-            generator: Draws the jitter; none without one.
+            jitter_BS: Added to the scores before the best are chosen; it may be wider than these problems.
+            whole: The batch that these problems are a part of, whose mean the losses are a share of.
         """
         gold, states_BSD = self._gold(batch)
-        bias_BS = self._choice(batch, self.scorer(states_BSD), ratio, generator)
+        bias_BS = self._choice(batch, self.scorer(states_BSD), ratio, jitter_BS)
         losses = []
-        for start, text, weight in self._tasks(batch):
+        for (start, text, weight), (_, every, _) in zip(self._tasks(batch), self._tasks(whole or batch), strict=True):
             sequence = gold.copy()
             sequence.bias_BS = bias_BS
-            losses.append(weight * answer_loss(self.theta, self.adapters, sequence, start, text))
+            part = sum(map(len, text)) / sum(map(len, every))
+            losses.append(weight * part * answer_loss(self.theta, self.adapters, sequence, start, text))
         return torch.stack(losses).sum()
 
     def _tasks(self, batch: Rows[EncodedProblem]) -> list[tuple[list[list[int]], list[list[int]], float]]:
@@ -141,13 +172,12 @@ class ScorerTraining:
         return sequence, at_layer_BSD
 
     def _choice(
-        self, batch: Rows[EncodedProblem], scores_BS: Tensor, ratio: Decimal, generator: torch.Generator | None
+        self, batch: Rows[EncodedProblem], scores_BS: Tensor, ratio: Decimal, jitter_BS: Tensor | None
     ) -> Tensor:
         """The bias with which the query and the chosen chain tokens alone can be attended to: B, S."""
         jittered_BS = scores_BS.detach().cpu()
-        if generator is not None:
-            uniform_BS = torch.rand(jittered_BS.shape, generator=generator).clamp(1e-6, 1 - 1e-6)
-            jittered_BS = jittered_BS - (-uniform_BS.log()).log()
+        if jitter_BS is not None:
+            jittered_BS = jittered_BS + jitter_BS[:, : jittered_BS.shape[1]]
         is_chosen_BS = torch.zeros_like(jittered_BS, dtype=torch.bool)
         is_query_BS = torch.zeros_like(is_chosen_BS)
         for row, each in enumerate(batch):
@@ -158,6 +188,13 @@ class ScorerTraining:
         is_chosen_BS, is_query_BS = is_chosen_BS.to(scores_BS.device), is_query_BS.to(scores_BS.device)
         felt_BS = torch.where(is_chosen_BS, scores_BS - scores_BS.detach(), 0.0)
         return felt_BS.masked_fill(~(is_chosen_BS | is_query_BS), float("-inf"))
+
+
+def _jitter(problems: Rows[EncodedProblem], generator: torch.Generator) -> Tensor:
+    """Gumbel noise for every column of query and chain: B, S."""
+    widest = max(len(each.query) + len(each.chain) for each in problems)
+    uniform_BS = torch.rand(len(problems), widest, generator=generator).clamp(1e-6, 1 - 1e-6)
+    return -(-uniform_BS.log()).log()
 
 
 @torch.no_grad()

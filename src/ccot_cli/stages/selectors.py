@@ -63,6 +63,7 @@ def _train_scorer(
         learning_rate=decoder.learning_rate,
         optimiser=decoder.optimiser,
         seed=chosen.seed,
+        micro_batch_size=decoder.micro_batch_size,
     )
     with progress.task(f"{chosen.scorer} scorer", total=chosen.scorer_steps, unit="steps") as advance:
         for loss in training.steps():
