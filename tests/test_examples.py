@@ -138,7 +138,7 @@ def test_a_token_sees_what_came_before_it_and_nothing_later(theory: ModuleType, 
 
 @pytest.mark.slow
 def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = script("checks/coconut_modular_sums.py")
+    check = script("checks/coconut.py")
     sizes = {"NUM_DIGITS": 3, "NUM_TRAIN": 64, "NUM_TEST": 30, "THETA_STEPS": 500}
     for name, size in sizes.items():
         monkeypatch.setattr(check, name, size)
@@ -150,9 +150,9 @@ def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(mo
     encoder = check.encoder_for(train)
     encoded = [encoder.problem(each) for each in train]
     theta = check.train_theta(encoder, encoded, 0)
-    chain = check.ChainReasoner(theta, check.Adapters(theta), 32)
+    chain = check.ChainReasoner(theta, check.Adapters(theta), check.MOST_TOKENS)
     assert check.accuracy(chain, train) > 0.9
-    steps = {check.train_coconut(theta, encoded, 0, is_staged=is_staged)[1] for is_staged in (True, False)}
+    steps = {check.train_coconut(theta, encoded, check.COURSE, is_staged=is_staged)[1] for is_staged in (True, False)}
     assert steps == {4}
     assert check.accuracy(chain, train) > 0.9
 

@@ -1,12 +1,16 @@
-"""Does our COCONUT do what its authors' does? A small task on which the curriculum is everything.
+"""Does our COCONUT do what its authors' does? Two tasks, with the curriculum and without.
 
-    python examples/checks/coconut_modular_sums.py                  # three seeds, minutes each on one core
-    python examples/checks/coconut_modular_sums.py --seeds 1
+    python examples/checks/coconut.py                  # sums: three seeds, a quarter of an hour each on one core
+    python examples/checks/coconut.py --task words     # word problems, half an hour a seed
+    python examples/checks/coconut.py --seeds 1
 
-The task: the sum of six digits modulo 5, its chain the running sums, a line each. A Llama of two layers learns to
-write the chain; then COCONUT, the class behind `ccot train-baseline coconut`, puts latent thoughts in the chain's
-place: staged, one line more with every stage (the published recipe), and unstaged, all lines from the beginning.
-Trained for the same number of steps on the same problems, the staged one should solve the task and the other not.
+COCONUT, the class behind `ccot train-baseline coconut`, puts latent thoughts in the chain's place: staged, one line
+more with every stage (the published recipe), and unstaged, all lines from the beginning, for the same number of steps
+on the same problems.
+
+- sums: the sum of six digits modulo 5, its chain the running sums, a line each, on a Llama of two layers that learned
+  to write the chain. The staged one should solve the task and the other not.
+- words: problems of two and three steps, on the model in the package.
 """
 
 import copy
@@ -17,15 +21,15 @@ import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ccot_cli.config import TrainPsiConfig
-from ccot_cli.data.problems import Problem
+from ccot_cli.config import DataConfig, ModelConfig, TrainPsiConfig
+from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.data.prompts import EncodedProblem, Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.models.adapters import PSI, Adapters
@@ -35,9 +39,18 @@ from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.gold import solution_ids
 from ccot_cli.models.optimise import Optimiser, steps_over
 from ccot_cli.models.reasoner import ChainReasoner, Reasoner
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.tensors.masks import pad_right
 
+Task = Literal["sums", "words"]
+MOST_TOKENS = 128
+"""Of a text that is written."""
+
+# Word problems
+DATA = DataConfig(steps=(2, 3), limit=2000, validation_limit=500)
+WORDS_COURSE = TrainPsiConfig(epochs=15)
+
+# Sums
 MODULUS, NUM_DIGITS = 5, 6
 WIDTH, NUM_LAYERS = 64, 2
 THETA_STEPS, THETA_RATE = 3000, 3e-3
@@ -122,40 +135,59 @@ def accuracy(reasoner: Reasoner, tests: list[Problem]) -> float:
     return statistics.mean(reply.answer == problem.answer for reply, problem in zip(replies, tests, strict=True))
 
 
-def train_coconut(theta: Theta, encoded: list[EncodedProblem], seed: int, *, is_staged: bool) -> tuple[Reasoner, int]:
-    """COCONUT on a copy of θ, with as many steps either way."""
+def train_coconut(
+    theta: Theta, encoded: list[EncodedProblem], chosen: TrainPsiConfig, *, is_staged: bool
+) -> tuple[Reasoner, int]:
+    """COCONUT on a copy of θ, and its steps, as many either way."""
     theta = copy.deepcopy(theta)
     adapters = Adapters(theta)
-    adapters.add(PSI, rank=COURSE.lora_rank, alpha=COURSE.lora_alpha, seed=seed)
-    course = Course(theta, adapters, encoded, Decimal(0), COURSE.model_copy(update={"seed": seed}))
+    adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
+    course = Course(theta, adapters, encoded, Decimal(0), chosen)
     coconut = Coconut(is_staged=is_staged)
     training = coconut.training(course)
     for _ in training.steps():
         pass
     adapters.train_only(())
     thoughts = coconut.num_tokens(course)
-    return CoconutReasoner(theta, adapters, 8, adapter=PSI, num_thoughts=thoughts), training.optimiser.step_count
+    return CoconutReasoner(
+        theta, adapters, MOST_TOKENS, adapter=PSI, num_thoughts=thoughts
+    ), training.optimiser.step_count
 
 
-def run(seed: int) -> Outcome:
-    started = time.perf_counter()
+def sums(seed: int) -> tuple[Theta, list[EncodedProblem], list[Problem]]:
+    """A Llama that writes chains of sums, what it learned from, and test problems."""
     train, tests = problems(seed)
     encoder = encoder_for(train)
     encoded = [encoder.problem(each) for each in train]
-    theta = train_theta(encoder, encoded, seed)
-    chain = accuracy(ChainReasoner(theta, Adapters(theta), 32), tests)
+    return train_theta(encoder, encoded, seed), encoded, tests
+
+
+def words() -> tuple[Theta, list[EncodedProblem], list[Problem]]:
+    """The model in the package, training problems, and validation ones."""
+    theta, loaded = load_theta(ModelConfig()), load_training(DATA)
+    return theta, theta.encoder.problems(loaded.train), loaded.validation
+
+
+def run(task: Task, seed: int) -> Outcome:
+    started = time.perf_counter()
+    theta, encoded, tests = sums(seed) if task == "sums" else words()
+    chosen = (COURSE if task == "sums" else WORDS_COURSE).model_copy(update={"seed": seed})
+    chain = accuracy(ChainReasoner(theta, Adapters(theta), MOST_TOKENS), tests)
     (staged, steps), (unstaged, _) = (
-        train_coconut(theta, encoded, seed, is_staged=is_staged) for is_staged in (True, False)
+        train_coconut(theta, encoded, chosen, is_staged=is_staged) for is_staged in (True, False)
     )
     return Outcome(
         seed, chain, accuracy(staged, tests), accuracy(unstaged, tests), steps, time.perf_counter() - started
     )
 
 
-def main(seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3) -> None:
+def main(
+    task: Annotated[Task, typer.Option(help="What is to be learned.")] = "sums",
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+) -> None:
     """Train and compare; a JSON line for each seed."""
     for seed in range(seeds):
-        typer.echo(json.dumps(vars(run(seed))))
+        typer.echo(json.dumps(vars(run(task, seed))))
 
 
 if __name__ == "__main__":
