@@ -292,8 +292,8 @@ def test_verify_finds_a_changed_byte_and_a_lost_file(trained: Path, capsys: pyte
     changed.write_bytes(content)
     lost.unlink()
     out, _ = output(capsys, "verify", code=4)
-    assert f"{changed}: does not hold the bytes that were written; ccot train-psi" in out
-    assert f"{lost}: is missing; ccot score" in out
+    assert f"{changed}: does not hold the bytes that were written; remove it, then ccot train-psi --ratio 0.1" in out
+    assert f"{lost}: is missing; ccot score --ratio 0.1" in out
     out, _ = output(capsys, "verify", "--format", "json", code=4)
     assert {entry["path"] for entry in json.loads(out)["damaged"]} == {str(changed), str(lost)}
 

@@ -74,10 +74,13 @@ class Told(Progress):
 
     def __init__(self) -> None:
         self.labels: list[str] = []
+        self.left: dict[str, int] = {}
+        """Of each task, what was still to be done when it began."""
 
     @contextmanager
     def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
         self.labels.append(label)
+        self.left[label] = (total or 0) - done
         yield lambda count=1, **figures: None
 
 
@@ -457,6 +460,16 @@ def test_intervals_are_over_seeds_where_there_are_several() -> None:
     assert sweep.interval([0.8], 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
     # Mean 0.5, standard deviation 0.1, three seeds: 0.5 ± 4.303 * 0.1 / sqrt(3).
     assert sweep.interval([0.4, 0.5, 0.6], 10) == (pytest.approx(0.2516, abs=1e-3), pytest.approx(0.7484, abs=1e-3))
+    # Of the table, and of the expansion beyond it.
+    quantiles = {1: 12.706, 9: 2.262, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
+    assert {freedom: sweep.student(freedom) for freedom in quantiles} == pytest.approx(quantiles, abs=1e-3)
+
+
+def test_variants_alone_are_compared_on_test_problems_too(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    rows = sweep.run(run.workspace, run.settings, [RATIO], {"seed": [1]}, num_test=3, progress=Progress())
+    assert [(row.method, row.seeds, row.split, row.n) for row in rows] == [("ccot", [1], "test", 3)]
 
 
 def test_the_gold_ceiling_is_measured_on_validation_and_nothing_is_kept(make_run: MakeRun) -> None:
@@ -479,7 +492,9 @@ def test_an_interrupted_baseline_ends_in_the_same_bits(make_run: MakeRun, name: 
     whole.train_baseline(name)
     with pytest.raises(KeyboardInterrupt):
         halted.train_baseline(name, Stopping(name, 4))
-    halted.train_baseline(name)
+    rest = Told()
+    halted.train_baseline(name, rest)
+    assert [left for label, left in rest.left.items() if label.startswith(name)] == [5]
     key = train_baseline.key_of(name, RATIO)
     one, other = (run.workspace.require("train-baseline", key) for run in (whole, halted))
     assert one.manifest.files == other.manifest.files
@@ -498,17 +513,104 @@ def test_interrupted_training_ends_in_the_same_bits(make_run: MakeRun, schedule:
     for run in (whole, halted):
         run.precompute()
         run.score()
-    whole.train_phi()
-    whole.train_psi()
+    everything, rest = Told(), Told()
+    whole.train_phi(everything)
+    whole.train_psi(everything)
     with pytest.raises(KeyboardInterrupt):
         halted.train_phi(Stopping("φ", 4))
-    halted.train_phi()
+    halted.train_phi(rest)
     with pytest.raises(KeyboardInterrupt):
         halted.train_psi(progress=Stopping("ψ", 2))
-    halted.train_psi()
+    halted.train_psi(rest)
+    # What was done before is not done again.
+    assert {label: everything.left[label] - left for label, left in rest.left.items() if label[0] in "φψ"} == {
+        "φ at r = 0.1": 4 if schedule == "joint" else 3,
+        "ψ at r = 0.1": 2,
+    }
     for stage in ("train-phi", "train-psi"):
         one, other = whole.workspace.require(stage, "r0.10"), halted.workspace.require(stage, "r0.10")
         assert one.manifest.files == other.manifest.files
+
+
+def test_a_layer_whose_checkpoint_was_not_written_is_trained(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, halted = (make_run(name, **{"train_phi.schedule": "layerwise"}) for name in ("whole", "halted"))
+    for run in (whole, halted):
+        run.precompute()
+        run.score()
+    whole.train_phi()
+    calls, save = [], train_phi.save_file
+
+    def fail_once(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt  # the log tells of two layers then, the checkpoint of one
+        save(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train_phi, "save_file", fail_once)
+    with pytest.raises(KeyboardInterrupt):
+        halted.train_phi()
+    halted.train_phi()
+    one, other = (run.workspace.require("train-phi", "r0.10") for run in (whole, halted))
+    assert one.manifest.files == other.manifest.files
+
+
+def test_problems_may_hold_whatever_else_ends_a_line(make_run: MakeRun, tmp_path: Path) -> None:
+    # GSM8K has such a question.
+    rows = [
+        {"question": f"Mia\u2028has\u2029{n}\x85pens\x1c?", "answer": f"{n} + 1 =\u2028{n + 1}\n#### {n + 1}"}
+        for n in range(30)
+    ]
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    run = make_run(**{"data.source": str(tmp_path / "odd.jsonl")})
+    run.precompute()
+    items = precompute.read_problems(run.workspace.require("precompute"))
+    assert {item.problem.question for item in items} <= {str(row["question"]) for row in rows}
+    assert {item.problem.num_steps for item in items} == {1}
+    run.score()
+
+
+def test_what_was_made_from_a_changed_forerunner_s_results_is_stale_all_the_way(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    run.precompute(**{"data.seed": 1})
+    for stage in ("score", "train-phi", "train-psi"):
+        assert run.workspace.state(stage, "r0.10", run.settings)[0] == "stale"
+        with pytest.raises(MissingError, match="precompute was made again"):
+            run.workspace.require(stage, "r0.10")
+    with pytest.raises(MissingError):
+        run.train_psi()
+
+
+@pytest.mark.parametrize("stage", ["precompute", "score"])
+def test_a_lost_shard_is_no_smaller_data_set(make_run: MakeRun, stage: str) -> None:
+    run = make_run(**{"precompute.shard_megabytes": 1})
+    run.precompute()
+    run.score()
+    shard = shard_paths(run.workspace.folder(stage, None if stage == "precompute" else "r0.10"))[0]
+    shard.unlink()
+    after = run.score if stage == "precompute" else run.train_phi
+    if stage == "precompute":
+        shutil.rmtree(run.workspace.folder("score", "r0.10"))
+    with pytest.raises(CorruptError, match="lacks a file") as caught:
+        after()
+    assert f"ccot {stage}" in caught.value.fix
+
+
+def test_an_interrupted_precompute_that_goes_on_with_less_room_has_one_width(make_run: MakeRun) -> None:
+    run = make_run(**{"precompute.shard_megabytes": 1, "data.limit": 120})
+    with pytest.raises(KeyboardInterrupt):
+        run.precompute(Stopping("hidden states", 90))
+    folder = run.workspace.folder("precompute")
+    assert {load_file(path)["states"].shape[1] for path in shard_paths(folder)} == {5}
+    made = run.precompute(**{"precompute.max_disk": 0.001})
+    assert not made.is_every_index
+    assert {load_file(path)["states"].shape[1] for path in shard_paths(folder)} == {1}
+    assert sorted(record.number for record in read_records(folder)) == list(range(126))
 
 
 def test_a_stage_without_its_forerunner_says_which_command_comes_first(make_run: MakeRun) -> None:

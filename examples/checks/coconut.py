@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -109,7 +109,7 @@ def train_theta(encoder: Encoder, encoded: list[EncodedProblem], seed: int) -> T
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    nn.init.normal_(model.get_input_embeddings().weight, std=EMBEDDING_SIZE)
+    nn.init.normal_(cast(torch.Tensor, model.model.embed_tokens.weight), std=EMBEDDING_SIZE)
     theta = Theta("modular sums", model, encoder, Blocks(model))
     rows = [solution_ids(theta, each) for each in encoded]
     epochs = -(-THETA_STEPS * COURSE.batch_size // len(rows))

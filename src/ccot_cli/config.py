@@ -43,6 +43,19 @@ Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda 
 """Compression ratio [r]: 0 answers at once, 1 writes the explicit chain."""
 
 
+def check_selecting(ratio: Decimal) -> Decimal:
+    """A ratio at which tokens are selected.
+
+    Raises:
+        ValueError: for 0 and 1.
+    """
+    if not 0 < ratio < 1:
+        raise ValueError(f"a stage's ratio lies between 0 and 1, not at {ratio:f}: there is nothing to select")
+    return ratio
+
+
+Selecting = Annotated[Ratio, AfterValidator(check_selecting)]
+
 MOST_STEPS = 20
 
 
@@ -59,6 +72,17 @@ def check_steps(steps: tuple[int, int]) -> tuple[int, int]:
 
 Steps = Annotated[tuple[int, int], AfterValidator(check_steps)]
 """Fewest and most reasoning steps of a problem."""
+
+
+def check_prompt(prompt: str) -> str:
+    """A prompt that shows the question.
+
+    Raises:
+        ValueError: where it does not.
+    """
+    if prompt.count("{question}") != 1:
+        raise ValueError("a prompt has {question} once, where the question goes")
+    return prompt
 
 
 class Section(BaseModel):
@@ -79,9 +103,9 @@ class ModelConfig(Section):
     """`auto`: float32 on a CPU; on a GPU the checkpoint's own, but bfloat16 for float16."""
     device: str = "auto"
     """`auto`: a CUDA GPU where there is one, else the CPU."""
-    prompt: str = "{question}\n"
+    prompt: Annotated[str, AfterValidator(check_prompt)] = "{question}\n"
     """What stands around the question."""
-    answer_marker: str = "\n####"
+    answer_marker: str = Field(default="\n####", min_length=1)
     """The text that opens the answer [<ANS>]."""
 
 
@@ -240,7 +264,7 @@ class DecodingConfig(Section):
 class Settings(Section):
     """All of `ccot.yaml`."""
 
-    ratios: tuple[Ratio, ...] = (Decimal("0.05"), Decimal("0.1"))
+    ratios: tuple[Selecting, ...] = Field(default=(Decimal("0.05"), Decimal("0.1")), min_length=1)
     """Compression ratios of the stages when none is named [r]."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)

@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import socket
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -31,13 +32,14 @@ from ccot_cli import __version__
 from ccot_cli.config import Settings, load_settings, preset_text, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
 from ccot_cli.files import PART, commit, flush_to_disk, sha256_of, write_json
-from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES
+from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES, BaselineName
 
 FORMAT = 1
 """Version of the layout on disk; an artifact of a later one is refused."""
 
 MANIFEST_FILE = "manifest.json"
 BUILDING_FILE = "building.json"
+OTHER_BYTES = "does not hold the bytes that were written"
 CACHE_FOLDER = "cache"
 LOCK_FILE = ".lock"
 HOLDER_FILE = ".lock.json"
@@ -130,7 +132,7 @@ class Artifact:
             elif (size := path.stat().st_size) != record.size:
                 yield path, f"holds {size:,} bytes, and {record.size:,} were written"
             elif sha256_of(path) != record.sha256:
-                yield path, "does not hold the bytes that were written"
+                yield path, OTHER_BYTES
 
     def verify(self) -> None:
         """Read every file and compare it with the manifest.
@@ -334,13 +336,19 @@ class Workspace:
 
         Raises:
             MissingError: where it is missing or was made from inputs that have changed.
-            CorruptError: where a manifest cannot be read.
+            CorruptError: where a manifest cannot be read, or a file is not there in its size.
         """
         artifact = self.artifact(stage, key)
         if artifact is None:
             raise self._missing(stage, key)
         if changes := self._changed_inputs(artifact):
-            raise MissingError(f"{artifact.name} of {self.name} is stale: {changes[0]}", fix=self._command(stage, key))
+            raise MissingError(
+                f"{artifact.name} of {self.name} is stale: {changes[0]}", fix=self.command_for(stage, key)
+            )
+        if not artifact.is_whole():
+            raise CorruptError(
+                f"{artifact.name} of {self.name} lacks a file, or a part of one", fix=self.command_for(stage, key)
+            )
         return artifact
 
     def ready(
@@ -416,12 +424,16 @@ class Workspace:
         return BusyError(f"{self.name} is in use by {who}", fix="wait until it has finished, or stop it")
 
     def _changed_inputs(self, artifact: Artifact) -> list[str]:
+        """What it was made from and is no longer so, inputs of its inputs too."""
         changes = []
         for name, fingerprint in artifact.manifest.inputs.items():
             current = self._input(name, artifact.manifest.key)
-            # An input that is gone has not changed: hidden states may be deleted once they have served.
-            if current is not None and current.fingerprint != fingerprint:
+            if current is None:
+                continue  # An input that is gone has not changed: hidden states may be deleted once they have served.
+            if current.fingerprint != fingerprint:
                 changes.append(f"{current.name} was made again since, and differs")
+            else:
+                changes += self._changed_inputs(current)
         return changes
 
     def _input(self, name: str, own_key: str | None) -> Artifact | None:
@@ -436,10 +448,17 @@ class Workspace:
             there = ", ".join(_shown_key(stage, ready) for ready in self.keys(stage)) or "none"
             kind = "ratio" if stage in KEYED_STAGES else "method" if stage == "train-baseline" else "run"
             message += f" for {kind} {_shown_key(stage, key)} (finished: {there})"
-        return MissingError(message, fix=self._command(stage, key))
+        return MissingError(message, fix=self.command_for(stage, key))
 
-    def _command(self, stage: str, key: str | None) -> str:
-        return self.command(stage, *(["--ratio", _shown_key(stage, key)] if key and stage in KEYED_STAGES else []))
+    def command_for(self, stage: str, key: str | None) -> str:
+        """The command that makes an artifact of the workspace's own settings."""
+        if key is None or stage == "eval":
+            return self.command(stage)
+        if stage in KEYED_STAGES:
+            return self.command(stage, "--ratio", _shown_key(stage, key))
+        method = max((name for name in get_args(BaselineName) if key.startswith(name)), key=len, default=key)
+        ratio = re.match(r"-r([0-9.]+)", key.removeprefix(method))
+        return self.command(stage, method, *(["--ratio", f"{Decimal(ratio[1]).normalize():f}"] if ratio else []))
 
 
 def _open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:

@@ -168,11 +168,10 @@ def between_zero_and_one(ratios: list[Decimal] | None, settings: "Settings") -> 
     Raises:
         UsageError: for 0 or 1, where there is nothing to select.
     """
-    chosen = ratios or [each for each in settings.ratios if 0 < each < 1]
-    for each in chosen:
+    for each in ratios or ():
         if not 0 < each < 1:
             raise UsageError(
                 f"ratio {each:f} has no contemplation tokens: r = 0 answers at once, r = 1 writes the chain",
                 fix=f"ccot train-baseline {'cot' if each else 'direct'}, or a ratio between 0 and 1",
             )
-    return list(chosen)
+    return list(ratios or settings.ratios)

@@ -1,6 +1,7 @@
 """Show what a workspace holds."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,8 @@ def status(workspace: WorkspaceOption = None, format: FormatOption = "text") -> 
     rows = [_row(found, stage, key) for stage in STAGES for key in _keys(found, stage)]
     following = _next_command(found, rows)
     if format == "json":
-        head = {"workspace": str(found.root), "model": found.settings.model.name, "data": found.settings.data.source}
+        model, data = _origin(found)
+        head = {"workspace": str(found.root), "model": model["name"], "data": data["source"]}
         artifacts = [asdict(row) for row in rows]
         print_json({**head, "artifacts": artifacts, "cache_bytes": found.cache_bytes(), "next": following})
         return
@@ -86,9 +88,21 @@ def _next_command(workspace: "Workspace", rows: list[Row]) -> str:
 
 
 def _title(workspace: "Workspace") -> str:
-    data = workspace.settings.data
-    source = f"{data.source} {data.subset}" if data.subset else data.source
-    return f"{workspace.name} · {workspace.settings.model.name} · {source}"
+    model, data = _origin(workspace)
+    source = f"{data['source']} {data['subset']}" if data["subset"] else data["source"]
+    return f"{workspace.name} · {model['name']} · {source}"
+
+
+def _origin(workspace: "Workspace") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Model and data: what the settings name, but what `precompute` was given on its command line stands."""
+    settings = workspace.settings
+    origin = {"model": settings.model.model_dump(), "data": settings.data.model_dump()}
+    with suppress(CorruptError):
+        made = workspace.artifact("precompute")
+        for section, _, name in (each.partition(".") for each in (made.manifest.overrides if made else ())):
+            if made and section in origin:
+                origin[section][name] = made.manifest.config[section].get(name)
+    return origin["model"], origin["data"]
 
 
 def _cells(row: Row, now: datetime) -> list[str]:

@@ -14,6 +14,8 @@ def verify(workspace: WorkspaceOption = None, format: FormatOption = "text") -> 
     ccot verify -w my-run
     ccot verify --format json | jq -r '.damaged[].path'
     """
+    from ccot_cli.workspace import OTHER_BYTES
+
     found, progress = find_workspace(workspace), TerminalProgress()
     damaged: list[dict[str, str]] = []
     num_files = 0
@@ -27,8 +29,12 @@ def verify(workspace: WorkspaceOption = None, format: FormatOption = "text") -> 
                 continue
             assert artifact is not None
             num_files += len(artifact.manifest.files)
-            fix = found.command(stage)
-            damaged += [{"path": str(path), "reason": reason, "fix": fix} for path, reason in artifact.damaged()]
+            fix = found.command_for(stage, key)
+            damaged += [
+                # A stage makes again what is missing or of another size; it does not read the rest.
+                {"path": str(path), "reason": reason, "fix": fix if reason != OTHER_BYTES else f"remove it, then {fix}"}
+                for path, reason in artifact.damaged()
+            ]
             advance()
     if format == "json":
         print_json({"artifacts": len(names), "files": num_files, "damaged": damaged})

@@ -22,7 +22,12 @@ def read_answer(text: str) -> str | None:
     A number is read as GSM8K's official reader does it: without its commas, and without the words after it.
     """
     _, marker, rest = text.rpartition(ANSWER_LINE)
-    line = rest.partition("\n")[0].strip() if marker else ""
+    return read_behind_marker(rest) if marker else None
+
+
+def read_behind_marker(text: str) -> str | None:
+    """The same, from what stands behind the marker; None where its line is empty."""
+    line = text.partition("\n")[0].strip()
     number = LEADING_NUMBER.match(line)
     return (number[0].replace(",", "") if number else line) or None
 

@@ -34,7 +34,7 @@ class Problem:
     @property
     def num_steps(self) -> int:
         """Sentences of the chain that stand on a line of their own."""
-        return sum(1 for line in self.chain.splitlines() if line.strip())
+        return sum(1 for line in self.chain.split("\n") if line.strip())
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def load_training(config: DataConfig) -> Training:
     problems, bad = _read(config, config.source, config.split)
     if 100 * len(bad) > BAD_ROW_PERCENT * (len(problems) + len(bad)):
         raise _unfit(config.source, problems, bad)
-    distinct = _of_steps(_drop_repeated(problems), config.steps, config.source)
+    once = _drop_repeated(problems)
+    distinct = _of_steps(once, config.steps, config.source)
     if len(distinct) < 2:
         raise UsageError(
             f"{config.source} holds one question only",
@@ -73,8 +74,10 @@ def load_training(config: DataConfig) -> Training:
         )
     train, validation = _hold_out(distinct, config)
     notes = [f"rows left out: {len(bad):,} without a problem ({_first_three(bad)})"] if bad else []
-    if repeated := len(problems) - len(distinct):
+    if repeated := len(problems) - len(once):
         notes.append(f"rows left out: {repeated:,} that repeat an earlier question")
+    if others := len(once) - len(distinct):
+        notes.append(f"rows left out: {others:,} of other numbers of steps")
     return Training(train[: config.limit], validation, notes)
 
 

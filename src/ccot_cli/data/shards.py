@@ -113,6 +113,16 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.safetensors"))
 
 
+def shards_of_other_width(folder: Path, num_indices: int) -> list[Path]:
+    """Those that hold another number of hidden-state indices."""
+    found = []
+    for path in shard_paths(folder):
+        with _opened(path) as shard:
+            if shard.get_slice("states").get_shape()[1] != num_indices:
+                found.append(path)
+    return found
+
+
 def stored_numbers(folder: Path) -> set[int]:
     """The problems that finished shards hold already."""
     numbers: set[int] = set()

@@ -104,7 +104,7 @@ def contemplate(
         sequence: The query under θ; extended by K columns.
         first_BD: z_0.
         layer: Autoregressive layer l, 1 <= l <= L.
-        max_tokens: The cap h.
+        max_tokens: The cap h; the model's last position ends a row too.
         num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
         is_end: The stop classifier; without it and without a number, every row runs to the cap.
         chunk: Tokens between two looks at END; by default what costs least.
@@ -113,7 +113,8 @@ def contemplate(
     chunk = chunk or best_chunk(max_tokens, layer=layer, num_layers=theta.num_layers)
     batch, device = first_BD.shape[0], first_BD.device
     limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
-    limit_B, limit = limit_B.to(device), int(limit_B.max())
+    limit_B = torch.minimum(limit_B.to(device), _free_positions(theta, sequence))
+    limit = int(limit_B.max())
     is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
     chunks: list[_Chunk] = []
     state_BD, done = first_BD, 0
@@ -131,6 +132,23 @@ def contemplate(
         mask_BK=torch.cat([each.exists_BT for each in chunks], dim=1),
         is_capped_B=is_alive_B if num_tokens_B is None else torch.zeros_like(is_alive_B),
     )
+
+
+def _free_positions(theta: Theta, sequence: Sequence) -> Tensor:
+    """How many tokens each row can still have: B.
+
+    Raises:
+        UsageError: where a row can have none.
+    """
+    used_B, most = sequence.mask_BS.sum(dim=1), theta.blocks.num_positions
+    if most is None:
+        return torch.full_like(used_B, torch.iinfo(used_B.dtype).max)
+    if int(used_B.max()) >= most:
+        raise UsageError(
+            f"a question of {int(used_B.max()):,} tokens leaves none of the model's {most:,} positions free",
+            fix="ask a shorter one",
+        )
+    return most - used_B
 
 
 def best_chunk(max_tokens: int, *, layer: int, num_layers: int) -> int:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ccot_cli.config import DecodingConfig
-from ccot_cli.data.answers import read_answer, read_last_number
+from ccot_cli.data.answers import read_answer, read_behind_marker, read_last_number
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
 from ccot_cli.models.adapters import Adapters
@@ -258,9 +258,10 @@ class ChainReasoner:
         marker = self.theta.encoder.answer_marker
         starts = [at for at in range(len(ids)) if ids[at : at + len(marker)] == marker]
         num_chain = starts[-1] if starts else len(ids)
+        behind = self.theta.encoder.decode(ids[num_chain + len(marker) :])
         return Reply(
-            # A model that was not taught to write #### has its last number read, if it came to an end.
-            answer=read_answer(text) or (not is_capped and read_last_number(text)) or "",
+            # A model that was not taught to write the marker has its last number read, if it came to an end.
+            answer=read_behind_marker(behind) or read_answer(text) or (not is_capped and read_last_number(text)) or "",
             text=text,
             num_contemplation=self.num_thoughts + num_chain,
             num_answer=max(0, len(ids) - num_chain - len(marker)),

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from math import comb, sqrt
+from math import ceil, comb, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.errors import UsageError
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.baselines.gold import GoldReasoner
 from ccot_cli.models.ccot import CcotReasoner
@@ -25,8 +26,7 @@ from ccot_cli.models.controls import CONTROLS
 from ccot_cli.models.loading import traits_of
 from ccot_cli.models.reasoner import Method, Reasoner, Reply, Seconds, Traits, reply_in_parts
 from ccot_cli.progress import Progress
-from ccot_cli.stages import train_baseline, train_psi
-from ccot_cli.stages.methods import Entry, Methods, find_methods
+from ccot_cli.stages.methods import Entry, Methods, find_methods, own_methods
 from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "eval"
@@ -144,6 +144,12 @@ def run(
     problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed, steps=settings.eval.steps)
     problems.sort(key=lambda problem: len(problem.question))
     entries = methods.entries(names, ratios)
+    if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
+        raise UsageError(
+            f"{len(problems):,} questions in batches of {settings.eval.batch_size} leave one alone, which has no"
+            " other's tokens to be given",
+            fix="another --batch-size or --limit",
+        )
 
     def compare() -> tuple[EvalResult, list[dict[str, Any]]]:
         return _compare(methods, entries, problems, settings, has_controls=has_controls, progress=progress)
@@ -280,7 +286,7 @@ def _row(
         high=overall.high,
         seconds_mean=sum(per_question) / n,
         seconds_median=statistics.median(per_question),
-        seconds_p95=per_question[min(n - 1, int(0.95 * n))],
+        seconds_p95=per_question[ceil(0.95 * n) - 1],
         prefill_seconds_mean=sum(spent.prefill for _, spent in seconds) / n,
         contemplation_seconds_mean=sum(spent.contemplation for _, spent in seconds) / n,
         answer_seconds_mean=sum(spent.answer for _, spent in seconds) / n,
@@ -308,8 +314,7 @@ def _inputs(workspace: Workspace, entries: Rows[Entry]) -> dict[str, str]:
     evaluated = {(entry.name, float(entry.ratio)) for entry in entries}
     return {
         f"{stage}/{key}": artifact.fingerprint
-        for stage in (train_psi.STAGE, train_baseline.STAGE)
-        for key in workspace.keys(stage)
+        for stage, key in own_methods(workspace)
         if _method_of(artifact := workspace.require(stage, key)) in evaluated
     }
 

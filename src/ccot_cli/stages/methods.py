@@ -79,18 +79,20 @@ class Methods:
         for name in names:
             if name not in (ALL, CCOT, *BASELINES, *PROMPTING):
                 known = ", ".join((CCOT, *BASELINES, *PROMPTING))
-                raise UsageError(f"there is no method {name!r}", fix=f"--methods {ALL}, or some of {known}")
-        if ALL in names:
-            every = sorted(self._entries(PROMPTING), key=_place)
-            return [each for each in every if not ratios or each.ratio in ratios]
-        entries = sorted(self._entries(names), key=_place)
+                raise UsageError(f"there is no method {name!r}", fix=f"{ALL}, or some of {known}")
+        is_all = ALL in names
+        entries = sorted(self._entries(PROMPTING if is_all else names), key=_place)
         for ratio in ratios:
-            if all(entry.ratio != ratio for entry in entries) and (not names or CCOT in names):
+            if all(entry.ratio != ratio for entry in entries) and (not names or is_all or CCOT in names):
                 raise self._missing(ratio)
         chosen = [
-            each for each in entries if (not names or each.name in names) and (not ratios or each.ratio in ratios)
+            each
+            for each in entries
+            if (not names or is_all or each.name in names)
+            # A ratio chooses among those of a method; one that was named and has its own is meant nonetheless.
+            and (not ratios or each.ratio in ratios or (each.name in names and _has_own_ratio(each.name)))
         ]
-        for name in names:
+        for name in names if not is_all else ():
             if all(each.name != name for each in chosen):
                 trained = ", ".join(sorted({each.name for each in entries}))
                 command = "ccot train-psi" if name == CCOT else f"ccot train-baseline {name}"
@@ -133,9 +135,10 @@ class Methods:
         """
         if name == CCOT:
             return self.load(ratio)
+        if name == ALL:
+            raise UsageError("one method answers a question", fix=f"--method {CCOT}, or another's name")
         entries = self.entries((name,))
-        is_own = name in PROMPTING or train_baseline.own_ratio(name) is not None
-        fitting = [entry for entry in entries if is_own or entry.ratio == ratio]
+        fitting = [entry for entry in entries if _has_own_ratio(name) or entry.ratio == ratio]
         if not fitting:
             trained = ", ".join(f"{entry.ratio:f}" for entry in entries)
             raise MissingError(
@@ -169,14 +172,28 @@ class Methods:
         )
 
 
+def _has_own_ratio(name: str) -> bool:
+    return name in PROMPTING or (name != CCOT and train_baseline.own_ratio(name) is not None)
+
+
 def _is_own(workspace: Workspace, key: str) -> bool:
     """Whether a baseline was trained with the workspace's own settings, not as a sweep's variant."""
     method = Method.load(workspace.folder(train_baseline.STAGE, key))
     return key == train_baseline.key_of(method.name, Decimal(method.ratio))
 
 
-def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
+def own_methods(workspace: Workspace) -> list[tuple[str, str]]:
+    """Stage and key of what was trained with the workspace's own settings; a sweep's variants are measured there."""
+    generators = [(train_psi.STAGE, key) for key in workspace.keys(train_psi.STAGE) if "-" not in key]
+    baselines = [(train_baseline.STAGE, key) for key in workspace.keys(train_baseline.STAGE) if _is_own(workspace, key)]
+    return [*generators, *baselines]
+
+
+def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_none: bool = False) -> Methods:
     """The methods of a workspace, or the shipped ones where there is none.
+
+    Args:
+        may_have_none: Whether a workspace without a method of its own settings will do, as for a sweep's variants.
 
     Raises:
         MissingError: where the workspace has no trained method yet.
@@ -187,17 +204,15 @@ def find_methods(workspace: Workspace | None, settings: Settings) -> Methods:
         baselines = {path.name: path for path, method in shipped.items() if method.name != CCOT}
         return Methods(load_theta(settings.model), folders, settings, settings.data, EMBEDDED, baselines)
     source = workspace.require(precompute.STAGE)
-    # Variants of a sweep are measured there.
-    keys = [key for key in workspace.keys(train_psi.STAGE) if "-" not in key]
-    compared = [key for key in workspace.keys(train_baseline.STAGE) if _is_own(workspace, key)]
-    if not keys and not compared:
+    own = own_methods(workspace)
+    if not own and not may_have_none:
         workspace.require(train_psi.STAGE, ratio_name(settings.ratios[-1]))
     folders = {
         Decimal(artifact.manifest.summary["ratio"]): artifact.folder
-        for artifact in (workspace.require(train_psi.STAGE, key) for key in keys)
+        for artifact in (workspace.require(stage, key) for stage, key in own if stage == train_psi.STAGE)
     }
     theta = score.load_matching_theta(settings, source)
     tested = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
     data = DataConfig(**source.manifest.config["data"], **tested)
-    baselines = {key: workspace.require(train_baseline.STAGE, key).folder for key in compared}
+    baselines = {key: workspace.require(stage, key).folder for stage, key in own if stage == train_baseline.STAGE}
     return Methods(theta, folders, settings, data, str(workspace.root), baselines)

@@ -12,7 +12,7 @@ import torch
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.data.shards import Record, ShardWriter, shard_paths, stored_numbers
+from ccot_cli.data.shards import Record, ShardWriter, shard_paths, shards_of_other_width, stored_numbers
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
 from ccot_cli.models.gold import STORED_DTYPE, gold_states, solution_ids
@@ -96,8 +96,10 @@ def _write_states(
 ) -> None:
     """Write the shards that an interrupted run has not."""
     chosen = settings.precompute
-    done = stored_numbers(build.folder)
     indices = range(theta.num_layers + 1) if plan.is_every_index else [chosen.scorer_layer]
+    for path in shards_of_other_width(build.folder, len(indices)):
+        path.unlink()  # the interrupted run had more room on the disk, or less
+    done = stored_numbers(build.folder)
     states = gold_states(
         theta, encoded, indices=indices, batch_tokens=chosen.batch_tokens, dtype=STORED_DTYPE, skip=done
     )
@@ -212,7 +214,8 @@ def _with_ready(plan: PrecomputeResult, ready: Artifact) -> PrecomputeResult:
 def read_problems(artifact: Artifact) -> list[StoredProblem]:
     """The problems that an artifact of this stage holds, in order."""
     items = []
-    for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").splitlines():
+    # Not `splitlines`: a problem may hold other characters that end a line, such as U+2028.
+    for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
         fields = json.loads(line)
         is_validation = fields.pop("is_validation")
         items.append(StoredProblem(Problem(**fields), is_validation))

@@ -124,9 +124,17 @@ class _Result:
     seconds: float | None = None
 
 
-# The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond these, the normal's.
+# The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-_NORMAL = 1.960
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t; from 10 degrees of freedom on by its expansion, right to 3 digits."""
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = 1.959964
+    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return float(sum(term / freedom**power for power, term in enumerate(terms)))
 
 
 def cells(
@@ -190,7 +198,7 @@ def run(
         progress.say(f"cell {number} of {len(every)}: {cell.method} {cell.key(cell.stage)}")
         results.append((cell, _train(workspace, settings, cell, overrides, progress)))
     if num_test is not None:
-        found = find_methods(workspace, settings)
+        found = find_methods(workspace, settings, may_have_none=True)
         tests = load_test(found.data, limit=num_test, seed=settings.eval.seed, steps=settings.eval.steps)
         tests.sort(key=lambda problem: len(problem.question))
         results = [(cell, _test(workspace, found, cell, result, tests, progress)) for cell, result in results]
@@ -264,8 +272,6 @@ def interval(accuracies: list[float], num_problems: int) -> tuple[float, float]:
     if len(accuracies) == 1:
         share = wilson(round(accuracies[0] * num_problems), num_problems)
         return share.low, share.high
-    freedom = len(accuracies) - 1
-    quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL
-    half = quantile * statistics.stdev(accuracies) / len(accuracies) ** 0.5
+    half = student(len(accuracies) - 1) * statistics.stdev(accuracies) / len(accuracies) ** 0.5
     mean = statistics.fmean(accuracies)
     return max(0.0, mean - half), min(1.0, mean + half)

@@ -229,9 +229,8 @@ class _Job:
                 reports.append(report)
                 write_lines(log, [asdict(each) for each in reports])
                 with commit(checkpoint) as part:
-                    save_file(
-                        {name: each.detach().contiguous() for name, each in self.adapters.parameters(PHI).items()}, part
-                    )
+                    weights = {name: each.detach().contiguous() for name, each in self.adapters.parameters(PHI).items()}
+                    save_file({NUM_TRAINED: torch.tensor(len(reports)), **weights}, part)
         return reports, self.theta.num_layers * per_layer
 
 
@@ -251,13 +250,19 @@ def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[l
     return train, validation
 
 
+NUM_TRAINED = "layers"
+"""In a checkpoint, beside the weights: how many layers they have been trained for."""
+
+
 def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport]:
     """Take up the layers that an interrupted run has finished."""
     if not (log.exists() and checkpoint.exists()):
         return []
     saved = load_file(checkpoint)
+    # The log is written first, and may tell of one layer more.
+    num_trained = int(saved[NUM_TRAINED])
     with torch.no_grad():
         for name, parameter in adapters.named_parameters():
             if name in saved:
                 parameter.copy_(saved[name])
-    return [LayerReport(**json.loads(line)) for line in log.read_text().splitlines()]
+    return [LayerReport(**json.loads(line)) for line in log.read_text().splitlines()][:num_trained]
