@@ -17,7 +17,7 @@ from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
-from ccot_cli.models.baselines.coconut import THOUGHTS, Coconut, CoconutContext
+from ccot_cli.models.baselines.coconut import THOUGHTS, Coconut, CoconutContext, CoconutReasoner
 from ccot_cli.models.baselines.gold import Gold, GoldReasoner
 from ccot_cli.models.baselines.pause import (
     Filler,
@@ -34,7 +34,7 @@ from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi import answer_loss
 from ccot_cli.models.psi_training import Context, PsiExample, PsiTraining, QueryContext
-from ccot_cli.models.reasoner import Method
+from ccot_cli.models.reasoner import AnswerReasoner, Method
 from ccot_cli.models.scorer import Scorer
 from ccot_cli.models.selectors import Selector, predictive
 from ccot_cli.models.theta import Theta
@@ -95,6 +95,16 @@ def test_every_method_trains_saves_and_answers(llama: Theta, tmp_path: Path, met
     assert seconds.total > 0
     if method in (Pause, Filler):
         assert {reply.num_contemplation for reply in replies} == {found.num_tokens}
+    if isinstance(reasoner, AnswerReasoner) and not isinstance(reasoner, GoldReasoner):
+        # What it answers from is what it learned to answer from.
+        number = 1
+        learned = training.context.read([number], [lessons(training, 2)[number]]).sequence
+        asked = reasoner.prepare([found.problems[number].query]).sequence
+        assert torch.equal(asked.mask_BS, learned.mask_BS)
+        for layer in range(llama.num_layers):
+            torch.testing.assert_close(asked.keys_values(layer), learned.keys_values(layer), atol=1e-5, rtol=1e-4)
+    if isinstance(reasoner, CoconutReasoner):
+        assert reasoner.num_thoughts == lessons(training, 2)[0].num_tokens > 0
 
 
 # Gold

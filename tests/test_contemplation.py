@@ -171,6 +171,19 @@ def test_decoding_ends_where_a_row_is_done(theta: Theta, adapters: Adapters) -> 
     assert found.ids == [free[0], free[1][:2], free[2]]
 
 
+def test_gpt2_contemplates_up_to_its_last_position(make_theta: MakeTheta) -> None:
+    theta = make_theta("gpt2")
+    adapters, most = shaken(theta, PHI), theta.blocks.num_positions
+    assert most is not None
+    with torch.no_grad():
+        sequence, first = encode_query(theta, adapters, [[5] * (most - 3), [6] * (most - 5)], layer=LAYER)
+        tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9)
+        assert tokens.num_tokens_B.tolist() == [3, 5]
+        sequence, first = encode_query(theta, adapters, [[5] * most], layer=LAYER)
+        with pytest.raises(UsageError, match="positions"):
+            contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9)
+
+
 def test_gpt2_is_never_asked_beyond_its_last_position(make_theta: MakeTheta) -> None:
     theta = make_theta("gpt2")
     query = [5] * (theta.blocks.num_positions - 6)
