@@ -250,6 +250,22 @@ class TestState:
         make(workspace, settings=changed, overrides=("data.limit",))
         assert workspace.state("precompute") == State("ready")
 
+    def test_what_options_made_is_not_lost_to_a_command_without_them(self, workspace: Workspace) -> None:
+        changed = override(workspace.settings, {"data.limit": 5})
+        made = make(workspace, settings=changed, overrides=("data.limit",))
+
+        def ready(settings: Settings, *overrides: str, **inputs: str) -> Artifact | None:
+            return workspace.ready("precompute", None, stage_config(settings, "precompute"), inputs, overrides)
+
+        assert ready(changed, "data.limit") == made
+        with pytest.raises(UsageError, match=r"made with data\.limit = 5, and would be replaced") as caught:
+            ready(workspace.settings)
+        assert str(made.folder) in caught.value.fix
+        # Asked for anew, with another setting changed in the file, or from other inputs: it is to be made again.
+        assert ready(override(changed, {"data.limit": 6}), "data.limit") is None
+        assert ready(override(workspace.settings, {"data.seed": 3})) is None
+        assert ready(workspace.settings, model="another") is None
+
     @pytest.mark.parametrize(("stage", "name"), [("train-phi", "score"), ("eval", "score/r0.10")])
     def test_an_input_made_again_makes_it_stale(self, workspace: Workspace, stage: str, name: str) -> None:
         score = make(workspace, "score", "r0.10")

@@ -352,13 +352,37 @@ class Workspace:
         return artifact
 
     def ready(
-        self, stage: str, key: str | None, config: Mapping[str, Any], inputs: Mapping[str, str]
+        self,
+        stage: str,
+        key: str | None,
+        config: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        overrides: Sequence[str] = (),
     ) -> Artifact | None:
-        """The artifact, where making it again from these settings and inputs would change nothing."""
+        """The artifact, where making it again from these settings and inputs would change nothing.
+
+        Args:
+            overrides: Settings that the command line gives.
+
+        Raises:
+            UsageError: where it differs in nothing but settings that were given on the command line then and are not
+                now: it would be lost to a command that only forgot them.
+        """
         artifact = self.artifact(stage, key)
-        if artifact is None or artifact.manifest.request != _request(config, inputs):
+        if artifact is None:
             return None
-        return artifact if artifact.is_whole() else None
+        manifest = artifact.manifest
+        if manifest.request == _request(config, inputs):
+            return artifact if artifact.is_whole() else None
+        then, now = _by_dotted_name(manifest.config), _by_dotted_name(config)
+        changed = {name for name in {*then, *now} if then.get(name) != now.get(name)}
+        if changed and changed <= {*manifest.overrides} - {*overrides} and dict(inputs) == manifest.inputs:
+            made = ", ".join(f"{name} = {json.dumps(then.get(name))}" for name in sorted(changed))
+            raise UsageError(
+                f"{artifact.name} of {self.name} was made with {made}, and would be replaced",
+                fix=f"give the same options, write them into {SETTINGS_FILE}, or remove {artifact.folder}",
+            )
+        return None
 
     @contextmanager
     def building(

@@ -70,7 +70,7 @@ def run(
     plan = _plan(theta, settings, stored, encoded)
     config = stage_config(settings, STAGE)
     inputs = {"model": theta.fingerprint(), "problems": _digest(stored)}
-    ready = workspace.ready(STAGE, None, config=config, inputs=inputs)
+    ready = workspace.ready(STAGE, None, config=config, inputs=inputs, overrides=overrides)
     if dry_run or ready:
         return _with_ready(plan, ready) if ready else plan
     if not force:

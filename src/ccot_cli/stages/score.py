@@ -67,7 +67,7 @@ def run(
     key = ratio_name(ratio) + variant
     config = stage_config(settings, STAGE)
     inputs = {precompute.STAGE: source.manifest.fingerprint}
-    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
+    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
         return ScoreResult(**{**ready.manifest.summary, "was_ready": True})
     theta = load_matching_theta(settings, source)
     problems = theta.encoder.problems([item.problem for item in precompute.read_problems(source)])

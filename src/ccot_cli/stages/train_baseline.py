@@ -76,7 +76,7 @@ def run(
     scored = workspace.require(score.STAGE, selected or ratio_name(ratio)) if reads_gold else None
     if scored is not None:
         inputs[scored.name] = scored.fingerprint
-    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
+    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
         return TrainBaselineResult(**{**ready.manifest.summary, "was_ready": True})
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
         result = _train(settings, method, ratio, source, scored, build, progress)

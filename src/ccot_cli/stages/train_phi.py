@@ -74,7 +74,7 @@ def run(
     start = _start(workspace, settings.train_phi, key)
     if start is not None:
         inputs[start.name] = start.fingerprint
-    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
+    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
         return TrainPhiResult(**{**ready.manifest.summary, "was_ready": True})
     theta = score.load_matching_theta(settings, source)
     chosen = settings.train_phi

@@ -77,7 +77,7 @@ def run(
     phi = workspace.require(train_phi.STAGE, generator or key)
     config = stage_config(settings, STAGE)
     inputs = {workspace.input_name(phi, key): phi.fingerprint}
-    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs):
+    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
         return TrainPsiResult(**{**ready.manifest.summary, "was_ready": True})
     job = _Job(workspace, settings, ratio, score.load_matching_theta(settings, source), source, phi, progress)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
