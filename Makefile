@@ -10,7 +10,7 @@ BIN := .venv/bin
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY)  ## Answer a few problems in contemplation tokens, with the model in the package
+demo: $(READY)  ## Train every stage on the model in the package and answer from it, in minutes
 	@$(BIN)/ccot demo
 
 test: $(READY)  ## Run the fast tests

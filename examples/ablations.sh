@@ -35,6 +35,10 @@ ccot sweep --ratio 0.1 --method gold --selector predictive --selector learned --
 # Layers of φ that learn with ψ; the paper's is `above`.
 ccot sweep --ratio 0.1 --unfreeze none --unfreeze above --unfreeze all "${seeds[@]}"
 
+# The layer that is fed back (the paper's appendix), and the number of tokens (its plateau).
+ccot sweep --ratio 0.1 --layer 3 --layer 5 --layer 7 --layer 8 "${seeds[@]}"
+ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2 --ratio 0.3 --ratio 0.5 "${seeds[@]}"
+
 # Every method, on test problems; the second line gives two of them as many steps as φ and ψ have together.
 methods=(--method ccot --method direct --method pause --method filler --method short-cot --method icot)
 ccot sweep --ratio 0.1 "${methods[@]}" --method coconut --method cot --method gold "${seeds[@]}" --test 1000

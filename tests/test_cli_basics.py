@@ -144,18 +144,33 @@ class TestErrors:
 
 
 class TestStopping:
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    def test_a_stop_says_how_far_it_came_and_how_to_go_on(self, number: signal.Signals, code: int) -> None:
-        with ccot("wait", "precompute", code=WAIT) as process:
+    @pytest.mark.parametrize(
+        ("number", "code", "stage", "said"),
+        [
+            (
+                signal.SIGINT,
+                130,
+                "precompute",
+                ["stopped; finished stages, shards and checkpoints are kept", "resume:"],
+            ),
+            (signal.SIGTERM, 143, "sweep", ["stopped; finished stages, shards and checkpoints are kept", "resume:"]),
+            (signal.SIGTERM, 143, "eval", ["stopped; to begin anew:"]),
+        ],
+    )
+    def test_a_stop_says_how_far_it_came_and_how_to_go_on(
+        self, number: signal.Signals, code: int, stage: str, said: list[str]
+    ) -> None:
+        with ccot("wait", stage, code=WAIT) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "waiting\n"
             process.send_signal(number)
             out, err = process.communicate(timeout=10)
         assert (process.returncode, out) == (code, "")
-        assert err.splitlines()[-3:] == [
+        *first, last = said
+        assert err.splitlines()[-1 - len(said) :] == [
             "train: stopped after 1,240 of 3,000 steps",
-            "stopped; finished stages, shards and checkpoints are kept",
-            "resume: ccot wait precompute",
+            *first,
+            f"{last} ccot wait {stage}",
         ]
 
     def test_a_second_signal_leaves_at_once(self) -> None:

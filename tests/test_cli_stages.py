@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import MakeTheta
 
+from ccot_cli.cli import ask as ask_command
 from ccot_cli.cli.app import run
 from ccot_cli.workspace import Workspace
 
@@ -182,6 +183,34 @@ def test_every_line_of_input_gets_a_line_in_order(
     assert "empty" in answers[4]["error"]
     assert len({line["answer"] for line in answers if "answer" in line}) == 1
     assert "2 of 42 lines" in err
+
+
+def test_lines_that_no_tokenizer_takes_spoil_no_others(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        '{"id": NaN, "question": "x"}',
+        "[" * 100_000,
+        '{"id": 3, "question": "\\ud800"}',
+        '{"id": 4, "question": "x"}',
+    ]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+    out, _ = output(capsys, "ask", "--input", "-", code=2)
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [line.get("error") for line in answers] == ["no JSON", "no JSON", "half a character", None]
+    assert [line.get("id") for line in answers] == [None, None, 3, 4]
+
+
+def test_a_line_that_comes_alone_is_answered_alone() -> None:
+    class Arriving(io.BytesIO):
+        pieces = iter([b"one\n", b"two\nthr", b"ee\n\n", b"\n".join([b"x"] * 70), b""])
+
+        def read1(self, size: int | None = -1) -> bytes:
+            return next(self.pieces)
+
+    batches = list(ask_command._as_they_come(Arriving()))
+    assert batches[:3] == [[b"one"], [b"two"], [b"three"]]
+    assert [len(batch) for batch in batches[3:]] == [32, 32, 5, 1]
 
 
 @pytest.mark.parametrize("arguments", [[""], ["   "], [QUESTION, "--input", "x"], ["--input", "nowhere.jsonl"]])

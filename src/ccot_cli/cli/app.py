@@ -144,10 +144,17 @@ def _catch_stops() -> list[int]:
     return received
 
 
+_RESUMING = {*STAGES, "sweep", "demo"} - {"score", "eval"}
+"""Commands that go on where they were stopped."""
+
+
 def _show_stop(arguments: list[str]) -> None:
-    if set(STAGES) & set(arguments):
+    again = shlex.join(["ccot", *arguments])
+    if _RESUMING & set(arguments):
         print_note("stopped; finished stages, shards and checkpoints are kept")
-        print_note(f"resume: {shlex.join(['ccot', *arguments])}")
+        print_note(f"resume: {again}")
+    elif set(STAGES) & set(arguments):
+        print_note(f"stopped; to begin anew: {again}")
     else:
         print_note("stopped")
 

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from decimal import Decimal
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -76,7 +75,7 @@ def ask(
     if question is not None and input is not None:
         raise UsageError("a question and --input were both given", fix="give one of them")
     single = _read_question(question) if input is None else ""
-    lines = _open_lines(input) if input is not None else iter(())
+    batches = _open_lines(input) if input is not None else ()
     found, settings, _ = resolve_anywhere(workspace, {"model.device": device, "decoding.engine": engine})
     from ccot_cli.stages.ask import Asker
 
@@ -90,7 +89,7 @@ def ask(
             print_note(result.text)
         print_line(result.answer)
         return
-    _answer_lines(asker, lines, input)
+    _answer_lines(asker, batches, input)
 
 
 def _shown(result: "AskResult") -> dict[str, Any]:
@@ -99,15 +98,16 @@ def _shown(result: "AskResult") -> dict[str, Any]:
     return fields
 
 
-def _answer_lines(asker: "Asker", lines: Iterator[bytes], source: str) -> None:
+def _answer_lines(asker: "Asker", batches: Iterable[list[bytes]], source: str) -> None:
     """One JSON line out per line in, in order; a line that cannot be answered says why.
 
     Raises:
         UsageError: in the end, where there were such lines.
     """
     num_bad = number = 0
-    with TerminalProgress().task("answers", total=None, unit="questions") as advance:
-        while batch := list(islice(lines, BATCH_SIZE)):
+    total = sum(map(len, batches)) if isinstance(batches, list) else None
+    with TerminalProgress().task("answers", total=total, unit="questions") as advance:
+        for batch in batches:
             asked = [_parse(asker, line) for line in batch]
             good = [question for _, question, error in asked if not error]
             answers = iter(asker.answer(good) if good else [])
@@ -123,19 +123,26 @@ def _answer_lines(asker: "Asker", lines: Iterator[bytes], source: str) -> None:
         )
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _parse(asker: "Asker", line: bytes) -> tuple[dict[str, Any], str, str]:
     """The fields to repeat, the question, and what is wrong with the line, if anything is."""
     try:
-        fields = json.loads(line)
-    except ValueError:
+        fields = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError):
         return {}, "", "no JSON"
     if not isinstance(fields, dict) or not isinstance(fields.get("question"), str):
         return {}, "", 'no "question"'
     echoed = {"id": fields["id"]} if "id" in fields else {}
     try:
+        fields["question"].encode()  # JSON can name half of a character, which no tokenizer takes
         return echoed, asker.check(fields["question"]), ""
     except UsageError as error:
         return echoed, "", error.message
+    except UnicodeEncodeError:
+        return echoed, "", "half a character"
 
 
 def _read_question(question: str | None) -> str:
@@ -148,17 +155,29 @@ def _read_question(question: str | None) -> str:
     return question
 
 
-def _open_lines(source: str) -> Iterator[bytes]:
-    """The lines of a file or of stdin that are not blank, as they come.
+def _open_lines(source: str) -> Iterable[list[bytes]]:
+    """The lines that are not blank, some at a time: a list of a file's, stdin's as they come.
 
     Raises:
         UsageError: where the file cannot be opened.
     """
     if source == STDIN:
-        stream: Iterable[bytes] = sys.stdin.buffer
-    else:
-        try:
-            stream = Path(source).read_bytes().splitlines()
-        except OSError as error:
-            raise UsageError(f"cannot read {source}: {error.strerror}", fix="name a file of JSON lines") from None
-    return (line for line in stream if line.strip())
+        return _as_they_come(sys.stdin.buffer)
+    try:
+        return list(_some(Path(source).read_bytes().splitlines()))
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror}", fix="name a file of JSON lines") from None
+
+
+def _as_they_come(stream: BinaryIO) -> Iterator[list[bytes]]:
+    """Lines that are there together; one that comes alone does not wait for others."""
+    rest = b""
+    while arrived := stream.read1(1 << 16):  # type: ignore[attr-defined]
+        *lines, rest = (rest + arrived).split(b"\n")
+        yield from _some(lines)
+    yield from _some([rest])
+
+
+def _some(lines: list[bytes]) -> Iterator[list[bytes]]:
+    filled = [line for line in lines if line.strip()]
+    return (filled[start : start + BATCH_SIZE] for start in range(0, len(filled), BATCH_SIZE))
