@@ -75,6 +75,26 @@ def test_shuffled_tokens_are_the_neighbours(llama: Theta) -> None:
     torch.testing.assert_close(after[:, 0, :, -3:], before[:, 1, :, -3:], atol=1e-4, rtol=1e-3)
 
 
+def test_where_the_neighbour_has_no_more_tokens_its_last_one_stands(llama: Theta) -> None:
+    adapters = shaken(llama, PHI)
+    queries = [[5, 6, 7], [9, 10, 11]]
+    with torch.no_grad():
+        before, tokens = generated(llama, adapters, queries, torch.tensor([3, 1]))
+    after = replaced(llama, adapters, "shuffled", queries, tokens)
+    # Values, which have no positions.
+    for column in (-3, -2, -1):
+        torch.testing.assert_close(after[1::2, 0, :, column], before[1::2, 1, :, -3], atol=1e-4, rtol=1e-3)
+
+
+def test_noise_has_each_state_s_norm(llama: Theta) -> None:
+    states = (
+        torch.randn(2, 5, 3, 32, generator=torch.Generator().manual_seed(1)) * torch.arange(1, 6)[None, :, None, None]
+    )
+    noise = Replacement(llama, shaken(llama, PHI), LAYER, "noise")._changed(states, torch.ones(2, 3, dtype=torch.bool))
+    torch.testing.assert_close(noise.norm(dim=-1), states.norm(dim=-1))
+    assert float(torch.cosine_similarity(noise, states, dim=-1).abs().max()) < 0.7
+
+
 def test_a_question_alone_cannot_be_shuffled(llama: Theta) -> None:
     adapters = shaken(llama, PHI)
     with torch.no_grad():

@@ -600,11 +600,18 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_several_in_a_row_stop_tra
         optimiser.step(weight.sum() * float("inf"))
 
 
-def test_the_query_is_never_taught(llama: Theta) -> None:
-    adapters = shaken(llama, PHI)
-    training = psi_training(llama, adapters, psi_examples(llama))
-    training.share([0, 1], [0, 1]).backward()  # type: ignore[no-untyped-call]
-    assert all(parameter.grad is None for name, parameter in adapters.named_parameters() if "lora_" not in name)
+def test_the_query_is_read_by_theta_alone_and_never_taught(llama: Theta) -> None:
+    examples = psi_examples(llama)[:2]
+    plain, _ = encode_query(llama, Adapters(llama), [example.query for example in examples], layer=LAYER)
+    columns = plain.mask_BS.shape[1]
+    expected = [plain.keys_values(layer) for layer in range(llama.num_layers)]
+    adapters = shaken(llama, PHI, PSI)
+    sequence = psi_training(llama, adapters, examples).context.read([0, 1], examples).sequence
+    for layer, theirs in enumerate(expected):
+        for ours, theta_s in zip(sequence.keys_values(layer), theirs, strict=True):
+            torch.testing.assert_close(ours[:, :, :columns], theta_s, atol=1e-5, rtol=1e-4)
+    alone = fresh_queries(llama, adapters, examples).sequence([0, 1])
+    assert not any(each.requires_grad for layer in range(llama.num_layers) for each in alone.keys_values(layer))
 
 
 def test_the_end_loss_is_that_of_a_linear_classifier_and_marks_every_rows_last_token() -> None:
