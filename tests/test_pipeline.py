@@ -632,6 +632,32 @@ def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -
     assert "--ratio 0" in caught.value.fix
 
 
+def test_a_method_that_is_damaged_is_missed_aloud(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    run.train_baseline("direct")
+    run.train_baseline("pause")
+    for name in ("train-psi/r0.10/end.safetensors", "train-baseline/pause-r0.10/pause.safetensors"):
+        (run.workspace.root / name).unlink()
+    said: list[str] = []
+    progress = Progress()
+    progress.say = said.append  # type: ignore[method-assign]
+    result = evaluate.run(run.workspace, run.settings, progress=progress)
+    assert [row.method for row in result.rows] == ["direct", "cot"]
+    assert [line for line in said if "train-psi/r0.10" in line and "lacks a file" in line]
+    assert [line for line in said if "pause-r0.10" in line and "ccot train-baseline pause --ratio 0.1" in line]
+    # Asked for, each says what is wrong with it.
+    with pytest.raises(CorruptError, match=r"train-psi/r0\.10"):
+        evaluate.run(run.workspace, run.settings, ratios=[RATIO], progress=Progress())
+    with pytest.raises(CorruptError, match=r"pause-r0\.10"):
+        evaluate.run(run.workspace, run.settings, names=["pause"], progress=Progress())
+    with pytest.raises(CorruptError, match=r"train-psi/r0\.10"):
+        Asker(run.workspace, run.settings, RATIO)
+
+
 def test_later_stages_use_the_model_that_precompute_ran(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()

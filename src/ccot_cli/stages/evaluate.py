@@ -141,6 +141,8 @@ def run(
         UsageError: where no test problems are named.
     """
     methods = find_methods(workspace, settings)
+    for error in methods.unusable.values():
+        progress.say(f"left out: {error.message}; {error.fix}")
     problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed, steps=settings.eval.steps)
     problems.sort(key=lambda problem: len(problem.question))
     entries = methods.entries(names, ratios)

@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 
 from ccot_cli.config import DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
-from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.errors import CcotError, MissingError, UsageError
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.baselines.prompting import prompted
 from ccot_cli.models.loading import BASELINES, load_reasoner
@@ -53,6 +53,8 @@ class Methods:
     """For messages: the workspace's path, or `embedded`."""
     baselines: dict[str, Path] = field(default_factory=dict)
     """Where each trained baseline lies, by its key: `direct`, `pause-r0.10`."""
+    unusable: dict[str, CcotError] = field(default_factory=dict)
+    """What is wrong with those that are there and stale or damaged, by key."""
 
     def __post_init__(self) -> None:
         is_reference = self.settings.decoding.engine == "reference"
@@ -94,6 +96,9 @@ class Methods:
         ]
         for name in names if not is_all else ():
             if all(each.name != name for each in chosen):
+                for key, error in self.unusable.items():
+                    if key == name or key.startswith(f"{name}-r"):
+                        raise error
                 trained = ", ".join(sorted({each.name for each in entries}))
                 command = "ccot train-psi" if name == CCOT else f"ccot train-baseline {name}"
                 raise MissingError(f"no {name} in {self.place} (trained: {trained})", fix=command)
@@ -161,7 +166,9 @@ class Methods:
         shots = self.settings.eval.shots
         return load_training(self.data).train[:shots]
 
-    def _missing(self, ratio: Decimal) -> MissingError:
+    def _missing(self, ratio: Decimal) -> CcotError:
+        if ratio_name(ratio) in self.unusable:
+            return self.unusable[ratio_name(ratio)]
         trained = ", ".join(f"{known:f}" for known in self.ratios)
         nearest = min(self.ratios, key=lambda known: abs(known - ratio))
         train = f"score, train-phi, train-psi --ratio {ratio:f}" if ratio else "train-baseline direct"
@@ -187,6 +194,18 @@ def own_methods(workspace: Workspace) -> list[tuple[str, str]]:
     generators = [(train_psi.STAGE, key) for key in workspace.keys(train_psi.STAGE) if "-" not in key]
     baselines = [(train_baseline.STAGE, key) for key in workspace.keys(train_baseline.STAGE) if _is_own(workspace, key)]
     return [*generators, *baselines]
+
+
+def _unusable(workspace: Workspace) -> dict[str, CcotError]:
+    """Why a trained method cannot be used, by its key."""
+    found = {}
+    for stage in (train_psi.STAGE, train_baseline.STAGE):
+        for key in filter(None, workspace.finished(stage)):
+            try:
+                workspace.require(stage, key)
+            except CcotError as error:
+                found[key] = error
+    return found
 
 
 def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_none: bool = False) -> Methods:
@@ -215,4 +234,4 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     tested = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
     data = DataConfig(**source.manifest.config["data"], **tested)
     baselines = {key: workspace.require(stage, key).folder for stage, key in own if stage == train_baseline.STAGE}
-    return Methods(theta, folders, settings, data, str(workspace.root), baselines)
+    return Methods(theta, folders, settings, data, str(workspace.root), baselines, _unusable(workspace))
