@@ -54,8 +54,8 @@ WORDS_COURSE = TrainPsiConfig(epochs=15)
 # Sums
 MODULUS, NUM_DIGITS = 5, 6
 WIDTH, NUM_LAYERS = 64, 2
-THETA_STEPS, THETA_RATE = 2000, 3e-3
-EMBEDDING_SIZE = 0.2
+THETA_STEPS, THETA_RATE = 3000, 3e-3
+EMBEDDING_SIZE = 0.05
 """Standard deviation of fresh embeddings; at transformers' 0.02 some seeds never learn to add."""
 # At three times this rate, and with Muon at its usual one, a thought that was learned is lost in a later stage.
 COURSE = TrainPsiConfig(
