@@ -339,5 +339,8 @@ def test_bench_speaks_in_every_format(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_method_with_a_ratio_of_its_own_needs_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output(capsys, "precompute")
-    out, _ = output(capsys, "train-baseline", "direct", "--ratio", "0")
+    out, err = output(capsys, "train-baseline", "direct", "--ratio", "0")
     assert out.startswith("direct: validation accuracy")
+    assert "--ratio is not read" not in err
+    _, err = output(capsys, "train-baseline", "direct", "--ratio", "0.1")
+    assert "direct does not come in ratios: --ratio is not read" in err

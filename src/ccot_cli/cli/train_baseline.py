@@ -53,6 +53,8 @@ def train_baseline(
     own = own_ratio(method)
     ratios = between_zero_and_one(ratio, settings) if own is None else [own]
     progress = TerminalProgress()
+    if own is not None and any(each != own for each in ratio or ()):
+        progress.say(f"{method} does not come in ratios: --ratio is not read")
     results = []
     for each in ratios:
         result = run(found, settings, method, each, overrides=overrides, progress=progress)
