@@ -465,6 +465,12 @@ def test_intervals_are_over_seeds_where_there_are_several() -> None:
     assert {freedom: sweep.student(freedom) for freedom in quantiles} == pytest.approx(quantiles, abs=1e-3)
 
 
+def test_a_sweep_has_one_seed_for_all_stages(make_run: MakeRun) -> None:
+    run = make_run(**{"train_psi.seed": 5})
+    with pytest.raises(UsageError, match=r"train_psi\.seed differ"):
+        sweep.run(run.workspace, run.settings, [RATIO], {"seed": [0, 5]}, progress=Progress())
+
+
 def test_variants_alone_are_compared_on_test_problems_too(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ccot_cli.config import Settings, override
 from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.errors import UsageError
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.names import STAGES, ratio_name
 from ccot_cli.progress import Progress
@@ -190,8 +191,9 @@ def run(
 
     Raises:
         MissingError: where `precompute` has not run.
-        UsageError: where no test problems are named.
+        UsageError: where no test problems are named, or settings that a sweep changes together differ.
     """
+    _refuse_mixed(settings)
     every = list(cells(settings, ratios, grid, methods))
     results: list[tuple[Cell, _Result]] = []
     for number, cell in enumerate(every, start=1):
@@ -203,6 +205,16 @@ def run(
         tests.sort(key=lambda problem: len(problem.question))
         results = [(cell, _test(workspace, found, cell, result, tests, progress)) for cell, result in results]
     return list(_rows(results, "validation" if num_test is None else "test"))
+
+
+def _refuse_mixed(settings: Settings) -> None:
+    """A row names one value of each dimension."""
+    for name, dimension in DIMENSIONS.items():
+        if len({_get(settings, setting) for setting in dimension.settings}) > 1:
+            raise UsageError(
+                f"{', '.join(dimension.settings)} differ in ccot.yaml, and a sweep has one {name} for all",
+                fix="give them one value there",
+            )
 
 
 def _train(workspace: Workspace, settings: Settings, cell: Cell, overrides: Rows[str], progress: Progress) -> _Result:
