@@ -638,6 +638,27 @@ def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -
     assert "--ratio 0" in caught.value.fix
 
 
+def test_figures_of_a_ready_method_are_those_of_the_present_caps(make_run: MakeRun) -> None:
+    run = make_run(**{"decoding.cap_tokens": 60})
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    run.train_baseline("cot")
+    short = Run(run.workspace, override(run.settings, {"decoding.cap_tokens": 20, "decoding.max_chain_tokens": 5}))
+    # END of a random model may come before the cap, so that the cap alone shortens nothing for certain.
+    psi, cot = short.train_psi(), short.train_baseline("cot")
+    assert psi.was_ready
+    assert psi.mean_tokens <= 2
+    assert cot.was_ready
+    assert cot.mean_tokens <= 5
+    assert psi.decoding == cot.decoding == {"cap_tokens": 20, "max_answer_tokens": 16, "max_chain_tokens": 5}
+    told = Told()
+    again = train_baseline.run(run.workspace, run.settings, "cot", RATIO, progress=told)
+    assert (again.was_ready, told.labels) == (True, [])
+    assert again.mean_tokens > 5
+
+
 def test_a_method_that_is_damaged_is_missed_aloud(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()

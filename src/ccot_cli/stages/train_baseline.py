@@ -1,8 +1,9 @@
 """Train a method to compare CCoT with: same base, same data, same steps, same clock."""
 
 from collections.abc import Sequence as Rows
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
+from typing import Any
 
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.models.adapters import PSI, Adapters
@@ -15,7 +16,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
 from ccot_cli.stages.train_phi import load_examples
 from ccot_cli.stages.training import take_steps
-from ccot_cli.stages.validation import validate
+from ccot_cli.stages.validation import caps, changed_figures, validate
 from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-baseline"
@@ -34,6 +35,8 @@ class TrainBaselineResult:
     validation_accuracy: float
     mean_tokens: float
     """Tokens between query and answer on validation."""
+    decoding: dict[str, Any] = field(default_factory=dict)
+    """The caps with which that was measured."""
     was_ready: bool = False
 
 
@@ -77,7 +80,8 @@ def run(
     if scored is not None:
         inputs[scored.name] = scored.fingerprint
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
-        return TrainBaselineResult(**{**ready.manifest.summary, "was_ready": True})
+        result = TrainBaselineResult(**{**ready.manifest.summary, "was_ready": True})
+        return replace(result, **changed_figures(result.decoding, settings, source, ready, progress))
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
         result = _train(settings, method, ratio, source, scored, build, progress)
         build.summary.update(asdict(result))
@@ -120,4 +124,5 @@ def _train(
         num_validation=len(held_out),
         validation_accuracy=accuracy,
         mean_tokens=mean_tokens,
+        decoding=caps(settings),
     )

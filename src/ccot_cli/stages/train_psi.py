@@ -1,8 +1,9 @@
 """Train ψ, the answer decoder, and END, the stop classifier (paper, section 4.2)."""
 
 from collections.abc import Sequence as Rows
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
+from typing import Any
 
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import Problem
@@ -27,7 +28,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.stages.queries import open_queries
 from ccot_cli.stages.training import take_steps
-from ccot_cli.stages.validation import validate
+from ccot_cli.stages.validation import caps, changed_figures, validate
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Artifact, Build, Workspace
 
@@ -50,6 +51,8 @@ class TrainPsiResult:
     """Mean k."""
     end: dict[str, float]
     """END's confusion on validation tokens."""
+    decoding: dict[str, Any] = field(default_factory=dict)
+    """The caps with which that was measured."""
     was_ready: bool = False
 
 
@@ -78,7 +81,8 @@ def run(
     config = stage_config(settings, STAGE)
     inputs = {workspace.input_name(phi, key): phi.fingerprint}
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
-        return TrainPsiResult(**{**ready.manifest.summary, "was_ready": True})
+        result = TrainPsiResult(**{**ready.manifest.summary, "was_ready": True})
+        return replace(result, **changed_figures(result.decoding, settings, source, ready, progress))
     job = _Job(workspace, settings, ratio, score.load_matching_theta(settings, source), source, phi, progress)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
         result = job.train(build)
@@ -190,6 +194,7 @@ class _Job:
             mean_tokens=mean_tokens,
             target_tokens=sum(each.num_tokens for each in self.held_examples) / len(self.held_out),
             end=end,
+            decoding=caps(self.settings),
         )
 
     def _train_end(self, build: Build, queries: Queries, rollouts: Rollouts) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Rows
 from pathlib import Path
+from typing import Any
 
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
@@ -12,6 +13,30 @@ from ccot_cli.models.loading import load_reasoner
 from ccot_cli.models.reasoner import Reasoner, reply_in_parts
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
+from ccot_cli.stages import precompute, score
+from ccot_cli.workspace import Artifact
+
+
+def caps(settings: Settings) -> dict[str, Any]:
+    """What of decoding bears on the figures."""
+    return settings.decoding.model_dump(exclude={"engine"})
+
+
+def changed_figures(
+    measured_with: dict[str, Any], settings: Settings, source: Artifact, ready: Artifact, progress: Progress
+) -> dict[str, Any]:
+    """The figures of a ready method that are others under the present caps; nothing where the caps are the same.
+
+    Args:
+        measured_with: The caps of its figures; empty where they are not known.
+        source: The hidden states, and the validation problems.
+    """
+    if measured_with in ({}, caps(settings)):
+        return {}
+    theta = score.load_matching_theta(settings, source)
+    held_out = [item.problem for item in precompute.read_problems(source) if item.is_validation]
+    accuracy, mean_tokens = validate(theta, Adapters(theta), ready.folder, held_out, settings, progress)
+    return {"validation_accuracy": accuracy, "mean_tokens": mean_tokens, "decoding": caps(settings)}
 
 
 def validate(
