@@ -1,6 +1,6 @@
 """Does our COCONUT do what its authors' does? Two tasks, with the curriculum and without.
 
-    python examples/checks/coconut.py                  # sums: three seeds, a quarter of an hour each on one core
+    python examples/checks/coconut.py                  # sums: three seeds, a quarter of an hour each
     python examples/checks/coconut.py --task words     # word problems, half an hour a seed
     python examples/checks/coconut.py --seeds 1
 
@@ -9,7 +9,8 @@ more with every stage (the published recipe), and unstaged, all lines from the b
 on the same problems.
 
 - sums: the sum of six digits modulo 5, its chain the running sums, a line each, on a Llama of two layers that learned
-  to write the chain. The staged one should solve the task and the other not.
+  to write the chain. By its authors' account the staged one should solve the task and the other not; docs/results.md has
+  what came of it.
 - words: problems of two and three steps, on the model in the package.
 """
 
@@ -57,7 +58,7 @@ WIDTH, NUM_LAYERS = 64, 2
 THETA_STEPS, THETA_RATE = 3000, 3e-3
 EMBEDDING_SIZE = 0.05
 """Standard deviation of fresh embeddings; at transformers' 0.02 some seeds never learn to add."""
-# At three times this rate, and with Muon at its usual one, a thought that was learned is lost in a later stage.
+# At three times this rate, and with Muon at its usual one, a later stage was not learned.
 COURSE = TrainPsiConfig(
     lora_rank=WIDTH, lora_alpha=WIDTH, epochs=20, batch_size=64, optimiser="adamw", learning_rate=1e-3
 )
