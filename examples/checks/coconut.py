@@ -9,8 +9,8 @@ more with every stage (the published recipe), and unstaged, all lines from the b
 on the same problems.
 
 - sums: the sum of six digits modulo 5, its chain the running sums, a line each, on a Llama of two layers that learned
-  to write the chain. By its authors' account the staged one should solve the task and the other not; docs/results.md has
-  what came of it.
+  to write the chain. By its authors' account the staged one should solve the task and the other not; what came of it
+  is in docs/results.md.
 - words: problems of two and three steps, on the model in the package.
 """
 
