@@ -260,6 +260,14 @@ class TestInit:
 
 
 class TestStatus:
+    def test_it_names_the_model_and_data_that_options_gave(self, workspace: Workspace, capsys: Output) -> None:
+        changed = override(workspace.settings, {"model.name": "tiny", "data.source": "mine.jsonl", "data.limit": 9})
+        config, given = stage_config(changed, "precompute"), ("model.name", "data.source", "data.limit")
+        with workspace.building("precompute", config=config, inputs={}, overrides=given):
+            pass
+        assert app.run(["status", "-w", "my-run"]) == 0
+        assert capsys.readouterr().out.startswith("my-run · tiny · mine.jsonl\n")
+
     def test_a_new_workspace_has_everything_to_do(self, workspace: Workspace, capsys: Output) -> None:
         assert app.run(["status", "-w", "my-run"]) == 0
         assert capsys.readouterr().out.splitlines() == [

@@ -154,9 +154,8 @@ def train_coconut(
         pass
     adapters.train_only(())
     thoughts = coconut.num_tokens(course)
-    return CoconutReasoner(
-        theta, adapters, MOST_TOKENS, adapter=PSI, num_thoughts=thoughts
-    ), training.optimiser.step_count
+    reasoner = CoconutReasoner(theta, adapters, MOST_TOKENS, adapter=PSI, num_thoughts=thoughts)
+    return reasoner, training.optimiser.step_count
 
 
 def sums(seed: int) -> tuple[Theta, list[EncodedProblem], list[Problem]]:

@@ -374,10 +374,9 @@ class Workspace:
         manifest = artifact.manifest
         if manifest.request == _request(config, inputs):
             return artifact if artifact.is_whole() else None
-        then, now = _by_dotted_name(manifest.config), _by_dotted_name(config)
-        changed = {name for name in {*then, *now} if then.get(name) != now.get(name)}
-        if changed and changed <= {*manifest.overrides} - {*overrides} and dict(inputs) == manifest.inputs:
-            made = ", ".join(f"{name} = {json.dumps(then.get(name))}" for name in sorted(changed))
+        changed = _differing(manifest.config, config)
+        if changed and changed.keys() <= {*manifest.overrides} - {*overrides} and dict(inputs) == manifest.inputs:
+            made = ", ".join(f"{name} = {json.dumps(then)}" for name, (then, _) in changed.items())
             raise UsageError(
                 f"{artifact.name} of {self.name} was made with {made}, and would be replaced",
                 fix=f"give the same options, write them into {SETTINGS_FILE}, or remove {artifact.folder}",
@@ -528,12 +527,15 @@ def _read_manifest(path: Path, text: bytes) -> Manifest:
 
 
 def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
-    then, now = _by_dotted_name(manifest.config), _by_dotted_name(stage_config(settings, manifest.stage))
-    return [
-        f"{name}: {then.get(name)} → {now.get(name)}"
-        for name in sorted({*then, *now} - {*manifest.overrides})
-        if then.get(name) != now.get(name)
-    ]
+    changed = _differing(manifest.config, stage_config(settings, manifest.stage))
+    return [f"{name}: {then} → {now}" for name, (then, now) in changed.items() if name not in manifest.overrides]
+
+
+def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings with other values then and now, and both, by dotted name in order."""
+    before, after = _by_dotted_name(then), _by_dotted_name(now)
+    names = sorted({*before, *after})
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
 def _by_dotted_name(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

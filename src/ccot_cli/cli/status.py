@@ -98,10 +98,10 @@ def _origin(workspace: "Workspace") -> tuple[dict[str, Any], dict[str, Any]]:
     settings = workspace.settings
     origin = {"model": settings.model.model_dump(), "data": settings.data.model_dump()}
     with suppress(CorruptError):
-        made = workspace.artifact("precompute")
-        for section, _, name in (each.partition(".") for each in (made.manifest.overrides if made else ())):
-            if made and section in origin:
-                origin[section][name] = made.manifest.config[section].get(name)
+        if made := workspace.artifact("precompute"):
+            for section, _, name in (each.partition(".") for each in made.manifest.overrides):
+                if section in origin:
+                    origin[section][name] = made.manifest.config[section].get(name)
     return origin["model"], origin["data"]
 
 

@@ -314,11 +314,7 @@ def _prediction(reasoner: Reasoner, problem: Problem, reply: Reply) -> dict[str,
 def _inputs(workspace: Workspace, entries: Rows[Entry]) -> dict[str, str]:
     """Fingerprints of what was trained and is evaluated."""
     evaluated = {(entry.name, float(entry.ratio)) for entry in entries}
-    return {
-        f"{stage}/{key}": artifact.fingerprint
-        for stage, key in own_methods(workspace)
-        if _method_of(artifact := workspace.require(stage, key)) in evaluated
-    }
+    return {each.name: each.fingerprint for each in own_methods(workspace)[0] if _method_of(each) in evaluated}
 
 
 def _save(build: Build, result: EvalResult, predictions: list[dict[str, Any]]) -> EvalResult:

@@ -19,7 +19,7 @@ from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
 from ccot_cli.names import EMBEDDED, PromptingName, ratio_name
 from ccot_cli.stages import precompute, score, train_baseline, train_psi
-from ccot_cli.workspace import Workspace
+from ccot_cli.workspace import Artifact, Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
 CCOT, ALL = "ccot", "all"
@@ -183,29 +183,29 @@ def _has_own_ratio(name: str) -> bool:
     return name in PROMPTING or (name != CCOT and train_baseline.own_ratio(name) is not None)
 
 
-def _is_own(workspace: Workspace, key: str) -> bool:
-    """Whether a baseline was trained with the workspace's own settings, not as a sweep's variant."""
-    method = Method.load(workspace.folder(train_baseline.STAGE, key))
-    return key == train_baseline.key_of(method.name, Decimal(method.ratio))
+def own_methods(workspace: Workspace) -> tuple[list[Artifact], dict[str, CcotError]]:
+    """What was trained with the workspace's own settings, and what is wrong, by key, with what of it cannot be used.
 
-
-def own_methods(workspace: Workspace) -> list[tuple[str, str]]:
-    """Stage and key of what was trained with the workspace's own settings; a sweep's variants are measured there."""
-    generators = [(train_psi.STAGE, key) for key in workspace.keys(train_psi.STAGE) if "-" not in key]
-    baselines = [(train_baseline.STAGE, key) for key in workspace.keys(train_baseline.STAGE) if _is_own(workspace, key)]
-    return [*generators, *baselines]
-
-
-def _unusable(workspace: Workspace) -> dict[str, CcotError]:
-    """Why a trained method cannot be used, by its key."""
-    found = {}
+    A sweep's variants are measured there.
+    """
+    usable, unusable = [], {}
     for stage in (train_psi.STAGE, train_baseline.STAGE):
         for key in filter(None, workspace.finished(stage)):
             try:
-                workspace.require(stage, key)
+                found = workspace.artifact(stage, key)
+                if found is not None and _is_own(found):
+                    usable.append(workspace.require(stage, key))
             except CcotError as error:
-                found[key] = error
-    return found
+                unusable[key] = error
+    return usable, unusable
+
+
+def _is_own(artifact: Artifact) -> bool:
+    """Whether its key is that of the workspace's own settings."""
+    manifest, ratio = artifact.manifest, Decimal(artifact.manifest.summary["ratio"])
+    if manifest.stage == train_psi.STAGE:
+        return manifest.key == ratio_name(ratio)
+    return manifest.key == train_baseline.key_of(manifest.summary["method"], ratio)
 
 
 def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_none: bool = False) -> Methods:
@@ -223,15 +223,14 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
         baselines = {path.name: path for path, method in shipped.items() if method.name != CCOT}
         return Methods(load_theta(settings.model), folders, settings, settings.data, EMBEDDED, baselines)
     source = workspace.require(precompute.STAGE)
-    own = own_methods(workspace)
+    own, unusable = own_methods(workspace)
     if not own and not may_have_none:
         workspace.require(train_psi.STAGE, ratio_name(settings.ratios[-1]))
     folders = {
-        Decimal(artifact.manifest.summary["ratio"]): artifact.folder
-        for artifact in (workspace.require(stage, key) for stage, key in own if stage == train_psi.STAGE)
+        Decimal(each.manifest.summary["ratio"]): each.folder for each in own if each.manifest.stage == train_psi.STAGE
     }
     theta = score.load_matching_theta(settings, source)
     tested = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
     data = DataConfig(**source.manifest.config["data"], **tested)
-    baselines = {key: workspace.require(stage, key).folder for stage, key in own if stage == train_baseline.STAGE}
-    return Methods(theta, folders, settings, data, str(workspace.root), baselines, _unusable(workspace))
+    baselines = {str(each.manifest.key): each.folder for each in own if each.manifest.stage == train_baseline.STAGE}
+    return Methods(theta, folders, settings, data, str(workspace.root), baselines, unusable)
