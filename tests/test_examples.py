@@ -100,13 +100,23 @@ def test_the_operation_is_not_associative_and_loses_nothing(theory: ModuleType) 
 
 def test_answers_are_votes_over_compositions_from_the_left(theory: ModuleType) -> None:
     task = theory.Task(theory.Cell(4, 3, "none", 0), seed=1)
-    inputs, answers = task.draw(50, torch.Generator().manual_seed(2))
+    inputs = task.draw(50, torch.Generator().manual_seed(2))
+    answers = task.answers(inputs)
     for values, answer in zip(inputs.tolist(), answers.tolist(), strict=True):
         votes = [0.0] * theory.NUM_VALUES
         for (a, b, c), weight in zip(task.subsets_MK.tolist(), task.weights_M.tolist(), strict=True):
             inner = int(task.table_VV[values[a], values[b]])
             votes[int(task.table_VV[inner, values[c]])] += weight
         assert votes[answer] == max(votes)
+
+
+def test_what_is_held_out_is_never_drawn(theory: ModuleType) -> None:
+    task = theory.Task(theory.Cell(3, 2, "none", 0), seed=1)
+    drawn = {tuple(row) for row in task.draw(20_000, torch.Generator().manual_seed(2)).tolist()}
+    held_out = {tuple(row) for row in task.held_out_BN.tolist()}
+    assert len(held_out) == theory.HELD_OUT
+    assert drawn.isdisjoint(held_out)
+    assert len(drawn) > 2000
 
 
 def test_the_cells_are_those_of_the_theorem(theory: ModuleType) -> None:

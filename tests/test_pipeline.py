@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -503,6 +504,47 @@ def test_an_interrupted_baseline_ends_in_the_same_bits(make_run: MakeRun, name: 
     assert [left for label, left in rest.left.items() if label.startswith(name)] == [5]
     key = train_baseline.key_of(name, RATIO)
     one, other = (run.workspace.require("train-baseline", key) for run in (whole, halted))
+    assert one.manifest.files == other.manifest.files
+
+
+class Signalling(Progress):
+    """Sends a signal during the n-th step of a task."""
+
+    def __init__(self, number: signal.Signals, at: int) -> None:
+        self.number, self.left = number, at
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
+        def advance(count: int = 1, **figures: str) -> None:
+            if label.startswith("ψ"):
+                self.left -= 1
+                if not self.left:
+                    signal.raise_signal(self.number)
+
+        yield advance
+
+
+def test_a_stop_waits_for_the_end_of_a_step_and_loses_none(
+    make_run: MakeRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole, halted = make_run("whole"), make_run("halted")
+    for run in (whole, halted):
+        run.precompute()
+        run.score()
+        run.train_phi()
+    whole.train_psi()
+    with pytest.raises(KeyboardInterrupt):
+        halted.train_psi(progress=Signalling(signal.SIGINT, at=3))
+    assert capfd.readouterr().err.endswith("stopping after this step; once more to leave at once\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    rest = Signalling(signal.SIGINT, at=0)
+    halted.train_psi(progress=rest)
+    assert "resumed after step 3" in rest.said
+    one, other = (run.workspace.require("train-psi", "r0.10") for run in (whole, halted))
     assert one.manifest.files == other.manifest.files
 
 

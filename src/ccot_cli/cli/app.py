@@ -3,10 +3,8 @@
 import io
 import os
 import shlex
-import signal
 import sys
 import traceback
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -31,6 +29,7 @@ from ccot_cli.cli import (
 from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
 from ccot_cli.errors import CcotError
 from ccot_cli.names import STAGES
+from ccot_cli.stops import catch_stops
 
 app = typer.Typer(
     name="ccot",
@@ -84,7 +83,7 @@ def main() -> None:
     """The entry point: run the command line, and leave as Ctrl-C or SIGTERM asks."""
     arguments = sys.argv[1:]
     _adapt_to_terminal()
-    stops = _catch_stops()
+    stops = catch_stops()
     code = run(arguments)
     if stops:
         _show_stop(arguments)
@@ -127,21 +126,6 @@ def _usage_fix(error: typer.TyperException) -> str:
     command = context.command_path if context else "ccot"
     hint = "; put -- before text that begins with a dash" if error.message.startswith("No such option") else ""
     return f"{command} --help{hint}"
-
-
-def _catch_stops() -> list[int]:
-    """Make SIGTERM stop the program as Ctrl-C does; the list receives the signal that did."""
-    received: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)  # A second signal leaves at once.
-        received.append(number)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    return received
 
 
 _RESUMING = {*STAGES, "sweep", "demo"} - {"score", "eval"}

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from ccot_cli.files import commit
 from ccot_cli.models.optimise import Optimiser
 from ccot_cli.progress import Progress
+from ccot_cli.stops import held_stops
 from ccot_cli.workspace import Build
 
 LOG_FILE = "log.jsonl"
@@ -37,7 +38,7 @@ def take_steps(
     figures: Callable[[float], dict[str, str]] = lambda loss: {"loss": f"{loss:.4f}"},
     on_epoch: Callable[[float], dict[str, Any]] = lambda loss: {},
 ) -> float:
-    """Take all steps that are left.
+    """Take all steps that are left. A stop waits for the end of a step, and loses none.
 
     Args:
         figures: What is shown of a step, from its loss.
@@ -53,17 +54,23 @@ def take_steps(
         optimiser.resume(checkpoint)
         lines = [json.loads(line) for line in log.read_text().splitlines()][: optimiser.step_count]
         progress.say(f"resumed after step {optimiser.step_count:,}")
-    with progress.task(label, total=optimiser.num_steps, unit="steps", done=optimiser.step_count) as advance:
+    with (
+        progress.task(label, total=optimiser.num_steps, unit="steps", done=optimiser.step_count) as advance,
+        held_stops() as is_stopped,
+    ):
         for loss in training.steps():
             step = optimiser.step_count
             advance(1, **figures(loss))
             lines.append({"step": step, "loss": loss})
             if step % epoch == 0:
                 lines[-1].update(on_epoch(_mean_loss(lines[-epoch:])))
-            if step % checkpoint_steps == 0 or step == optimiser.num_steps:
+            stopped = is_stopped()
+            if stopped or step % checkpoint_steps == 0 or step == optimiser.num_steps:
                 write_lines(log, lines)
                 with commit(checkpoint) as part:
                     save_file(optimiser.state(), part)
+            if stopped:
+                break
     return _mean_loss(lines[-epoch:])
 
 

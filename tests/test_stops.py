@@ -1,0 +1,84 @@
+"""Ctrl-C and SIGTERM in the middle of work."""
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ccot_cli.stops import catch_stops, held_stops
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_stop_comes_through_after_the_block_and_as_itself() -> None:
+    stops = catch_stops()
+    told: list[object] = []
+
+    def work() -> None:
+        with held_stops() as is_stopped:
+            told.append(is_stopped())
+            signal.raise_signal(signal.SIGTERM)
+            told.extend([is_stopped(), [*stops]])
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert told == [False, True, []]
+    assert stops == [signal.SIGTERM]
+
+
+def test_a_second_signal_leaves_at_once() -> None:
+    catch_stops()
+    handlers: set[object] = set()
+
+    def work() -> None:
+        with held_stops():
+            signal.raise_signal(signal.SIGINT)
+            handlers.update(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert handlers == {signal.SIG_DFL}
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stops = catch_stops()
+    with held_stops() as is_stopped:
+        signal.raise_signal(signal.SIGINT)
+        assert not is_stopped()
+    assert not stops
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_an_error_in_the_block_is_the_one_that_is_raised() -> None:
+    catch_stops()
+
+    def work() -> None:
+        with held_stops():
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own"):
+        work()
+
+
+def test_other_threads_are_left_alone() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        with held_stops() as is_stopped:
+            seen.append(is_stopped())
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+    assert signal.getsignal(signal.SIGINT) is before
