@@ -1,5 +1,7 @@
 """φ and ψ against slow, obvious versions of themselves."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from conftest import MakeTheta, shaken
@@ -9,7 +11,7 @@ from ccot_cli.errors import UsageError
 from ccot_cli.models import phi
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import Contemplation, best_chunk, contemplate, encode_query, replay
+from ccot_cli.models.phi import Contemplation, contemplate, encode_query, replay
 from ccot_cli.models.psi import answer_loss, decode
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_left
@@ -26,7 +28,7 @@ def adapters(theta: Theta) -> Adapters:
 
 @torch.no_grad()
 def roll(
-    theta: Theta, adapters: Adapters, queries: list[list[int]], counts: list[int], *, chunk: int = 4
+    theta: Theta, adapters: Adapters, queries: list[list[int]], counts: list[int], *, looks: Iterable[int] = ()
 ) -> tuple[Contemplation, Sequence]:
     sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
     tokens = contemplate(
@@ -37,7 +39,7 @@ def roll(
         layer=LAYER,
         max_tokens=max(counts),
         num_tokens_B=torch.tensor(counts),
-        chunk=chunk,
+        looks=looks,
     )
     return tokens, sequence
 
@@ -65,11 +67,16 @@ def slow_rollout(theta: Theta, adapters: Adapters, query: list[int], count: int)
     return [[state[0, token] for state in states] for token in range(count)]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4, 64])
+LOOKS = pytest.mark.parametrize(
+    "looks", [range(1, 99), range(3, 99, 3), [2, 7], []], ids=["all", "third", "some", "none"]
+)
+
+
+@LOOKS
 def test_cached_batched_half_depth_rollout_equals_the_algorithm_run_anew_for_every_token(
-    theta: Theta, adapters: Adapters, chunk: int
+    theta: Theta, adapters: Adapters, looks: Iterable[int]
 ) -> None:
-    tokens, _ = roll(theta, adapters, QUERIES, COUNTS, chunk=chunk)
+    tokens, _ = roll(theta, adapters, QUERIES, COUNTS, looks=looks)
     assert tokens.num_tokens_B.tolist() == COUNTS
     for row, (query, count) in enumerate(zip(QUERIES, COUNTS, strict=True)):
         expected = slow_rollout(theta, adapters, query, count)
@@ -106,19 +113,11 @@ def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(theta: T
     torch.testing.assert_close(last[tokens.mask_BK], tokens.last_BKD[tokens.mask_BK])
 
 
-@pytest.mark.parametrize(("layer", "num_layers"), [(7, 8), (4, 8), (15, 32), (1, 4), (8, 8)])
-@pytest.mark.parametrize("cap", [4, 20, 40, 200])
-def test_the_default_chunk_runs_close_to_the_fewest_layers(layer: int, num_layers: int, cap: int) -> None:
-    def cost(chunk: int) -> float:
-        return cap / 2 / chunk * (num_layers - layer) + (chunk - 1) / 2 * layer
-
-    chosen = best_chunk(cap, layer=layer, num_layers=num_layers)
-    assert cost(chosen) <= 1.1 * min(cost(chunk) for chunk in range(1, cap + 1))
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 16])
-def test_end_stops_each_row_at_its_first_end_whatever_the_chunk(theta: Theta, adapters: Adapters, chunk: int) -> None:
-    free, _ = roll(theta, adapters, QUERIES, [9, 9, 9], chunk=1)
+@LOOKS
+def test_end_stops_each_row_at_its_first_end_wherever_it_is_asked(
+    theta: Theta, adapters: Adapters, looks: Iterable[int]
+) -> None:
+    free, _ = roll(theta, adapters, QUERIES, [9, 9, 9])
     # A classifier that says END at the third, first and no token of the three rows.
     marks = {(0, 2), (1, 0), (0, 5)}
     ends = [free.last_BKD[row, place] for row, place in marks]
@@ -131,7 +130,7 @@ def test_end_stops_each_row_at_its_first_end_whatever_the_chunk(theta: Theta, ad
 
     with torch.no_grad():
         sequence, first = encode_query(theta, adapters, QUERIES, layer=LAYER)
-        stopped = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chunk=chunk)
+        stopped = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, looks=looks)
     assert stopped.num_tokens_B.tolist() == [3, 1, 9]
     assert stopped.is_capped_B.tolist() == [False, False, True]
     assert sequence.mask_BS.sum(dim=1).tolist() == [6 + 3, 3 + 1, 5 + 9]
@@ -142,7 +141,7 @@ def test_answers_of_a_batch_equal_those_one_by_one(theta: Theta, adapters: Adapt
     _, sequence = roll(theta, adapters, QUERIES, COUNTS)
     together = decode(theta, adapters, sequence, [marker] * 3, max_tokens=6).ids
     for query, count, ids in zip(QUERIES, COUNTS, together, strict=True):
-        _, sequence = roll(theta, adapters, [query], [count], chunk=1)
+        _, sequence = roll(theta, adapters, [query], [count])
         assert decode(theta, adapters, sequence, [marker], max_tokens=6).ids == [ids]
 
 
@@ -154,7 +153,7 @@ def test_answers_are_those_of_psi_run_anew_for_every_token(theta: Theta, adapter
     for query, count, ids in zip(QUERIES, COUNTS, found, strict=True):
         said: list[int] = []
         while len(said) < 4 and theta.eos_id not in said:
-            _, sequence = roll(theta, adapters, [query], [count], chunk=1)
+            _, sequence = roll(theta, adapters, [query], [count])
             adapters.use(PSI)
             fed = torch.tensor([[*marker, *said]])
             states = theta.blocks.run_ids(fed, torch.ones_like(fed).bool(), sequence)
@@ -226,7 +225,7 @@ def test_the_answer_loss_is_the_mean_log_likelihood_of_its_tokens(theta: Theta, 
         found = answer_loss(theta, adapters, sequence, [marker] * 3, answers)
     total, count = 0.0, 0
     for query, k, answer in zip(QUERIES, COUNTS, answers, strict=True):
-        _, sequence = roll(theta, adapters, [query], [k], chunk=1)
+        _, sequence = roll(theta, adapters, [query], [k])
         adapters.use(PSI)
         fed = [*marker, *answer]
         with torch.no_grad():

@@ -20,7 +20,7 @@ def generated(
 ) -> tuple[torch.Tensor, Contemplation]:
     """Keys and values that the tokens left, all layers stacked, and the tokens."""
     sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
-    tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=3, num_tokens_B=counts, chunk=3)
+    tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=3, num_tokens_B=counts)
     return left_by(sequence), tokens
 
 

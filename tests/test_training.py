@@ -23,6 +23,7 @@ from ccot_cli.models.gold import gold_states, plan_batches
 from ccot_cli.models.joint import JointTraining
 from ccot_cli.models.joint import generate as generate_states
 from ccot_cli.models.layerwise import PhiExample, rest_bytes, train_layerwise
+from ccot_cli.models.looks import Forecast
 from ccot_cli.models.optimise import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.probe import PhiJudge
@@ -545,21 +546,24 @@ def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_stat
 
 # END
 
+FORECAST = Forecast(1.5, 0.25, 0.5)
+
 
 def test_end_finds_a_plane_that_separates() -> None:
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(400, 6, generator=generator) * torch.tensor([1.0, 10.0, 0.1, 1.0, 1.0, 100.0]) + 5
     labels = (states[:, 1] - 5) / 10 + (states[:, 2] - 5) / 0.1 > 0.5
-    end = fit_end(states, labels)
+    end = fit_end(states, labels, FORECAST)
     report = judge_end(end, states, labels)
     assert report.accuracy > 0.98
     assert report.true_ends + report.missed_ends == int(labels.sum())
 
 
 def test_end_survives_saving(tmp_path: Path) -> None:
-    end = End(torch.tensor([1.0, -2.0]), torch.tensor(0.5))
+    end = End(torch.tensor([1.0, -2.0]), torch.tensor(0.5), FORECAST)
     end.save(tmp_path)
     states = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    assert End.load(tmp_path, 2).forecast == FORECAST
     assert End.load(tmp_path, 2)(states).tolist() == end(states).tolist() == [[True, False]]
 
 

@@ -1,9 +1,11 @@
 """CCoT as a way of answering: contemplation tokens, then the answer (paper, Algorithm 2)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ccot_cli.models.controls import Control, Replacement
 from ccot_cli.models.end import End
+from ccot_cli.models.looks import plan
 from ccot_cli.models.phi import contemplate, encode_query
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.tensors.select import max_contemplation
@@ -28,17 +30,25 @@ class CcotReasoner(AnswerReasoner):
         layer = self.method.autoregressive_layer
         sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=layer)
         prefill = clock.lap()
+        most = max_contemplation(self.ratio, self.decoding.cap_tokens)
         tokens = contemplate(
             self.theta,
             self.adapters,
             sequence,
             first_BD,
             layer=layer,
-            max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
+            max_tokens=most,
             is_end=self.end,
-            chunk=1 if self.decoding.engine == "reference" else None,
+            looks=self._looks(queries, most),
         )
         if self.control:
             sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
         return Prepared(sequence, counts, is_capped, prefill, clock.lap())
+
+    def _looks(self, queries: list[list[int]], most: int) -> Iterable[int]:
+        """After how many tokens END is asked: after every one, as the paper does, or where it is likely."""
+        if self.decoding.engine == "reference":
+            return range(1, most)
+        shares = self.end.forecast.shares([len(query) for query in queries], most)
+        return plan(shares, layer=self.method.autoregressive_layer, num_layers=self.theta.num_layers)

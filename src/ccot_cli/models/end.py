@@ -6,7 +6,7 @@ problem, so it is solved to the optimum instead of trained by steps.
 Dimensions: M tokens of many examples, B batch, K contemplation tokens, D width.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ccot_cli.errors import CorruptError
+from ccot_cli.models.looks import Forecast
 
 FILE_NAME = "end.safetensors"
 
@@ -26,6 +27,8 @@ class End:
 
     weight_D: Tensor
     bias: Tensor
+    forecast: Forecast
+    """How many tokens may be expected, which tells when to ask."""
 
     def logits(self, last_BKD: Tensor) -> Tensor:
         return last_BKD.float() @ self.weight_D + self.bias
@@ -34,10 +37,12 @@ class End:
         return self.logits(last_BKD) > 0
 
     def to(self, device: torch.device) -> "End":
-        return End(self.weight_D.to(device), self.bias.to(device))
+        return replace(self, weight_D=self.weight_D.to(device), bias=self.bias.to(device))
 
     def save(self, folder: Path) -> None:
-        save_file({"weight": self.weight_D.cpu(), "bias": self.bias.cpu()}, folder / FILE_NAME)
+        forecast = torch.tensor(astuple(self.forecast))
+        saved = {"weight": self.weight_D.cpu(), "bias": self.bias.cpu(), "forecast": forecast}
+        save_file(saved, folder / FILE_NAME)
 
     @classmethod
     def load(cls, folder: Path, width: int) -> "End":
@@ -49,20 +54,24 @@ class End:
         path = folder / FILE_NAME
         try:
             saved = load_file(path)
-            weight_D, bias = saved["weight"], saved["bias"]
+            weight_D, bias, forecast = saved["weight"], saved["bias"], saved["forecast"]
         except (OSError, KeyError, SafetensorError) as error:
             raise CorruptError(f"{path} cannot be read: {error}", fix="ccot train-psi") from error
-        if weight_D.shape != (width,) or not bool(weight_D.isfinite().all() and bias.isfinite().all()):
+        fits = (weight_D.shape, bias.shape, forecast.shape) == ((width,), (), (3,))
+        if not (fits and all(bool(tensor.isfinite().all()) for tensor in saved.values())):
             raise CorruptError(f"{path} does not fit a model of width {width}", fix="ccot train-psi")
-        return cls(weight_D, bias)
+        return cls(weight_D, bias, Forecast(*forecast.tolist()))
 
 
-def fit_end(last_MD: Tensor, is_last_M: Tensor, *, penalty: float = 1e-4, iterations: int = 200) -> End:
+def fit_end(
+    last_MD: Tensor, is_last_M: Tensor, forecast: Forecast, *, penalty: float = 1e-4, iterations: int = 200
+) -> End:
     """Logistic regression of "is the last of its k tokens" on states.
 
     Args:
         last_MD: Raw states at index L of every contemplation token.
         is_last_M: The labels.
+        forecast: How many tokens those examples have.
         penalty: Weight of the squared norm, in units of standardized states.
     """
     last_MD = last_MD.float()
@@ -83,4 +92,4 @@ def fit_end(last_MD: Tensor, is_last_M: Tensor, *, penalty: float = 1e-4, iterat
     with torch.enable_grad():
         solver.step(closure)  # type: ignore[no-untyped-call]
     folded_D = (weight_D / std_D).detach()
-    return End(folded_D, (bias - folded_D @ mean_D).detach())
+    return End(folded_D, (bias - folded_D @ mean_D).detach(), forecast)

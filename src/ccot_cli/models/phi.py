@@ -1,15 +1,14 @@
 """CCOT_φ: generate contemplation tokens (paper, Algorithm 2, lines 3 to 8).
 
 The next token needs layers 1..l of the last one only, so those run token by token; layers l+1..L read nothing but
-their outputs and follow for a whole chunk of tokens at once. A chunk of one token is the paper's algorithm to the
-letter, and every chunk size gives the same tokens.
+their outputs and follow for a whole chunk of tokens at once, before a look at END. A look after every token is the
+paper's algorithm to the letter, and all looks give the same tokens.
 
 Dimensions: B batch, K contemplation tokens, D width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -96,7 +95,7 @@ def contemplate(
     max_tokens: int,
     num_tokens_B: Tensor | None = None,
     is_end: IsEnd | None = None,
-    chunk: int | None = None,
+    looks: Iterable[int] = (),
 ) -> Contemplation:
     """Generate contemplation tokens after the query, until END, a given number or the cap.
 
@@ -107,10 +106,9 @@ def contemplate(
         max_tokens: The cap h; the model's last position ends a row too.
         num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
         is_end: The stop classifier; without it and without a number, every row runs to the cap.
-        chunk: Tokens between two looks at END; by default what costs least.
+        looks: After how many tokens END is asked, ascending; always after the last.
     """
     adapters.use(PHI)
-    chunk = chunk or best_chunk(max_tokens, layer=layer, num_layers=theta.num_layers)
     batch, device = first_BD.shape[0], first_BD.device
     limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
     limit_B = torch.minimum(limit_B.to(device), _free_positions(theta, sequence))
@@ -118,14 +116,16 @@ def contemplate(
     is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
     chunks: list[_Chunk] = []
     state_BD, done = first_BD, 0
-    while done < limit and bool(is_alive_B.any()):
-        column_T = torch.arange(done, min(done + chunk, limit), device=device)
+    for look in [*(each for each in looks if each < limit), limit]:
+        column_T = torch.arange(done, look, device=device)
         wanted_BT = is_alive_B[:, None] & (column_T[None] < limit_B[:, None])
         chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer))
         if num_tokens_B is None and is_end is not None:
             chunks[-1] = chunks[-1].cut(is_end, sequence)
             is_alive_B = is_alive_B & ~chunks[-1].has_end_B
-        state_BD, done = chunks[-1].next_BD, done + len(column_T)
+            if not bool(is_alive_B.any()):
+                break
+        state_BD, done = chunks[-1].next_BD, look
     return Contemplation(
         inputs_BKD=torch.cat([each.inputs_BTD for each in chunks], dim=1),
         last_BKD=torch.cat([each.last_BTD for each in chunks], dim=1),
@@ -149,15 +149,6 @@ def _free_positions(theta: Theta, sequence: Sequence) -> Tensor:
             fix="ask a shorter one",
         )
     return most - used_B
-
-
-def best_chunk(max_tokens: int, *, layer: int, num_layers: int) -> int:
-    """Tokens between two looks at END, so that the fewest layers are run.
-
-    K tokens in chunks of c take K/c passes through the L - l upper layers, and generate (c - 1)/2 tokens in vain, each
-    a pass through l layers. The sum is least at c = sqrt(2 K (L - l) / l); K is taken to be half of the cap.
-    """
-    return max(1, round(sqrt(max_tokens * (num_layers - layer) / layer)))
 
 
 @dataclass(frozen=True)

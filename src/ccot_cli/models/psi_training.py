@@ -73,7 +73,6 @@ def roll_out(
             layer=layer,
             max_tokens=int(counts.max()),
             num_tokens_B=counts,
-            chunk=int(counts.max()),
         )
         return [(number, tokens.inputs_BKD[row, : num_tokens[number]].clone()) for row, number in enumerate(batch)]
 

@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.phi import best_chunk, contemplate, encode_query, read_query
+from ccot_cli.models.phi import contemplate, encode_query, read_query
 from ccot_cli.models.psi import decode
 from ccot_cli.models.reasoner import Clock
 from ccot_cli.models.shapes import random_theta
@@ -272,9 +272,8 @@ class _Bench:
             steps, places = self._written, lengths.query
         else:
             share = self.layer / theta.num_layers
-            # Layers up to l for every contemplation token, those above once for each chunk.
-            chunk = best_chunk(tokens, layer=self.layer, num_layers=theta.num_layers)
-            passes += tokens * share + -(-tokens // chunk) * (1 - share)
+            # Layers up to l for every contemplation token, those above once for all.
+            passes += tokens * share + (tokens > 0) * (1 - share)
             read += sum((lengths.query + place) * per_token * share for place in range(tokens))
             steps, places = lengths.answer, lengths.query + tokens
         passes += steps

@@ -9,6 +9,7 @@ from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.end import fit_end
+from ccot_cli.models.looks import Forecast
 from ccot_cli.models.psi_training import (
     Context,
     PsiExample,
@@ -205,7 +206,9 @@ class _Job:
             last_states(RolloutContext(self.theta, self.adapters, *pair, self.layer), batch_size=self._forward_size)
             for pair in pairs
         ]
-        end = fit_end(*states[0])
+        examples = self.train_examples
+        forecast = Forecast.fit([len(each.query) for each in examples], [each.num_tokens for each in examples])
+        end = fit_end(*states[0], forecast)
         end.save(build.folder)
         report = judge_end(end, *states[1])
         return {**asdict(report), "accuracy": report.accuracy}
