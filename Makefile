@@ -34,8 +34,8 @@ lock: $(READY)  ## Take the newest dependencies into requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --upgrade --all-extras --universal --generate-hashes \
 	  --no-emit-package torch --custom-compile-command "make lock" --output-file requirements.lock --quiet
 
-clean:  ## Remove .venv, caches and builds
-	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+clean:  ## Remove .venv and caches; build/, where the examples train, stays
+	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist
 
 # The lock pins everything but torch, whose builds differ in what else they need. On Linux the default one brings
 # gigabytes of CUDA packages; `make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"` does not.

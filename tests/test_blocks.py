@@ -2,9 +2,14 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     DynamicCache,
     Gemma2Config,
+    Gemma3TextConfig,
+    GPTBigCodeConfig,
+    GPTNeoXConfig,
     MistralConfig,
+    OlmoConfig,
     PretrainedConfig,
     Qwen2Config,
 )
@@ -143,8 +148,29 @@ def test_families_with_sliding_windows_equal_their_own_forward_pass(config: Pret
     torch.testing.assert_close(found, model(input_ids=ids).logits)
 
 
-def test_gemma_which_scales_and_normalizes_otherwise_is_refused() -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SIZES),
+        Gemma3TextConfig(**SIZES),
+        GPTNeoXConfig(**SIZES),
+        GPTBigCodeConfig(vocab_size=100, n_embd=32, n_layer=2, n_head=4),
+        BloomConfig(vocab_size=100, hidden_size=32, n_layer=2, n_head=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_families_that_work_otherwise_or_keep_another_cache_are_refused(config: PretrainedConfig) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(Gemma2Config(**SIZES)).eval()
-    with pytest.raises(UsageError, match="off by"):
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(UsageError, match=r"layer by layer|does not know"):
         Blocks(model).verify()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [MistralConfig(**SIZES, sliding_window=4), Qwen2Config(**SIZES), OlmoConfig(**SIZES)],
+    ids=lambda config: config.model_type,
+)
+def test_families_that_keep_the_cache_are_taken(config: PretrainedConfig) -> None:
+    torch.manual_seed(0)
+    Blocks(AutoModelForCausalLM.from_config(config).eval()).verify()

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from importlib import metadata
@@ -58,6 +59,34 @@ def ccot(*arguments: str, code: str = "", **environ: str) -> subprocess.Popen[st
         text=True,
         env={name: value for name, value in os.environ.items() if name != "NO_COLOR"} | environ,
     )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+def test_a_bar_on_the_terminal_leaves_the_pipe_its_lines() -> None:
+    lines = """
+from ccot_cli.cli.console import TerminalProgress, print_json
+@app.command()
+def lines():
+    with TerminalProgress().task("answers", total=2, unit="questions") as advance:
+        for number in range(2):
+            print_json({"line": number})
+            advance()
+
+@app.command()
+def other(): pass
+"""
+    ours, theirs = os.openpty()
+    start = f"from ccot_cli.cli.app import app, main; {lines}\nmain()"
+    command = [sys.executable, "-c", start, "lines"]
+    try:
+        found = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=60)
+        drawn = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert found.stdout == '{"line": 0}\n{"line": 1}\n'
+    assert "answers" in drawn
+    assert "line" not in drawn
 
 
 WAIT = """
@@ -328,6 +357,27 @@ class TestStatus:
         assert lines[1].startswith("  precompute         corrupt")
         assert lines[2] == "  score       r0.05  missing"
 
+    def test_the_next_command_names_what_is_missing_and_repeats_what_was_typed(
+        self, workspace: Workspace, capsys: Output, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def following() -> str:
+            status.status(workspace.root)
+            return capsys.readouterr().out.splitlines()[-1].removeprefix("next:  ccot ")
+
+        finish(workspace, "precompute")
+        assert following() == "score -w my-run"
+        finish(workspace, "score", "r0.10")
+        assert following() == "score --ratio 0.05 -w my-run"
+        finish(workspace, "score", "r0.05")
+        monkeypatch.setattr("sys.argv", ["ccot", "train-phi", "--epochs", "3", "-w", "my-run"])
+        config = stage_config(override(workspace.settings, {"train_phi.epochs": 3}), "train-phi")
+        with (
+            suppress(KeyboardInterrupt),
+            workspace.building("train-phi", "r0.05", config=config, inputs={}, overrides=("train_phi.epochs",)),
+        ):
+            raise KeyboardInterrupt
+        assert following() == "train-phi --epochs 3 -w my-run"
+
     def test_the_next_command_follows_the_stages_to_the_end(
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: Output
     ) -> None:
@@ -341,7 +391,9 @@ class TestStatus:
             app.run(["status"])
             following.append(capsys.readouterr().out.splitlines()[-1].removeprefix("next:  ccot "))
             finish(Workspace.open(Path()), stage, key)
-        assert following == [*(stage for stage, _ in steps), "eval", "ask '…'"]
+        # What is left of a stage is named.
+        stages = [f"{stage} --ratio 0.1" if key == "r0.10" else stage for stage, key in steps]
+        assert following == [*stages, "eval", "ask '…'"]
 
     @pytest.mark.parametrize(
         ("moment", "text"),
@@ -402,11 +454,11 @@ class TestDoctor:
 
     def test_a_model_that_cannot_be_used_says_why(self, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
         def refuse(name: str) -> list[str]:
-            raise UsageError(f"{name} has no layers")
+            raise UsageError(f"{name} has no layers", fix="use another")
 
         monkeypatch.setattr("ccot_cli.models.theta.diagnose", refuse)
         assert app.run(["doctor", "--model", "m", "--format", "json"]) == 1
-        assert self.findings(capsys)["model"] == ("m has no layers", False)
+        assert self.findings(capsys)["model"] == ("m has no layers; use another", False)
 
 
 class TestOptions:

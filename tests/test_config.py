@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccot_cli.config import Section, Settings, load_settings, override, preset, preset_text, stage_config
+from ccot_cli.config import Section, Settings, load_settings, located, override, preset, preset_text, stage_config
 from ccot_cli.errors import UsageError
-from ccot_cli.names import PRESETS, parse_ratio, ratio_name
+from ccot_cli.names import PRESETS, SETTINGS_FILE, parse_ratio, ratio_name
 
 
 def load(tmp_path: Path, text: str) -> Settings:
@@ -145,3 +145,20 @@ def test_a_ratios_name_holds_the_ratio(ratio: Decimal) -> None:
 def test_what_is_no_ratio_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="ratio"):
         parse_ratio(value)
+
+
+def test_files_and_folders_are_found_beside_the_settings_and_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "embedded").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "some.jsonl").touch()
+    (tmp_path / SETTINGS_FILE).write_text(
+        "model: {name: mine}\ndata: {source: some.jsonl, test_source: openai/gsm8k}\n"
+    )
+    monkeypatch.chdir("/")
+    found = load_settings(tmp_path / SETTINGS_FILE)
+    assert (found.model.name, found.data.source) == (str(tmp_path / "mine"), str(tmp_path / "some.jsonl"))
+    assert found.data.test_source == "openai/gsm8k"
+    asked = {"model.name": "embedded", "data.source": "some.jsonl", "data.limit": 3, "data.test_source": None}
+    assert located(asked, tmp_path) == {**asked, "data.source": str(tmp_path / "some.jsonl")}

@@ -13,14 +13,15 @@ import pytest
 import torch
 from conftest import GSM8K, MakeTheta
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from ccot_cli import files
-from ccot_cli.config import Settings, override
+from ccot_cli.config import ModelConfig, Settings, override
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import BusyError, CorruptError, DivergedError, MissingError, ResourceError, UsageError
-from ccot_cli.models import gold, memory
+from ccot_cli.models import gold, memory, theta
 from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.memory import fits, is_out_of_memory
@@ -171,6 +172,7 @@ def test_the_whole_pipeline_ends_in_a_table_and_an_answer(make_run: MakeRun, fam
     asker = Asker(run.workspace, run.settings, RATIO)
     [answer] = asker.answer([asker.check("Mia has 12 pens. How many pens does Mia have?")])
     assert answer.contemplation_tokens >= 1
+    assert Asker(run.workspace, run.settings, None).reasoner.ratio == RATIO
 
 
 def test_the_reference_engine_gives_the_same_answers(make_run: MakeRun) -> None:
@@ -920,11 +922,45 @@ def test_evaluation_asks_for_the_lock_first_and_leaves_nothing_when_stopped(
     assert not list((run.workspace.root / "eval").glob("*"))
 
 
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("You are trying to access a gated repo.\nMake sure to have access", "hf auth login"),
+        ("401 Client Error: Unauthorized", "hf auth login"),
+        ("We couldn't connect to the Hub", "hf download some/model"),
+    ],
+)
+def test_a_model_that_cannot_be_had_says_how(monkeypatch: pytest.MonkeyPatch, said: str, fix: str) -> None:
+    def refuse(*given: object, **options: object) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr(theta.AutoTokenizer, "from_pretrained", refuse)
+    with pytest.raises(ResourceError) as caught:
+        load_theta(ModelConfig(name="some/model"))
+    assert fix in caught.value.fix
+
+
+def test_a_model_that_does_not_fit_the_device_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(model: nn.Module, device: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(nn.Module, "to", full)
+    monkeypatch.setattr(theta.PreTrainedModel, "to", full)
+    with pytest.raises(ResourceError, match=r"embedded needs 0\.0 GB, more than is free on cpu"):
+        load_theta(ModelConfig())
+
+
 def test_on_a_gpu_float16_becomes_bfloat16(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     folder = Path(run.settings.model.name)
     load_theta(run.settings.model).model.half().save_pretrained(folder)
+    on_cpu = {
+        dtype: load_theta(run.settings.model.model_copy(update={"dtype": dtype})) for dtype in ("bfloat16", "float32")
+    }
+    assert len({each.fingerprint() for each in on_cpu.values()}) == 1, "a model is the same on a GPU and on a CPU"
     monkeypatch.setattr(Blocks, "verify", lambda self: None)
+    monkeypatch.setattr(theta, "resolve_device", torch.device)
     for asked, found in (("auto", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)):
-        config = run.settings.model.model_copy(update={"device": "meta", "dtype": asked})
-        assert load_theta(config).dtype == found
+        loaded = load_theta(run.settings.model.model_copy(update={"device": "meta", "dtype": asked}))
+        assert loaded.dtype == found
+        assert loaded.blocks.rotary.inv_freq.dtype == torch.float32

@@ -225,6 +225,8 @@ def test_the_limit_takes_the_first_training_problems_in_file_order(tmp_path: Pat
     assert [int(problem.id) for problem in whole.train] == sorted(int(problem.id) for problem in whole.train)
     assert limited.train == whole.train[:7]
     assert limited.validation == whole.validation
+    left_out = len(whole.train) - 7
+    assert (whole.notes, limited.notes) == ([], [f"rows left out: {left_out} beyond data.limit, 7 (--limit)"])
 
 
 def test_the_first_of_equal_questions_counts(tmp_path: Path) -> None:

@@ -261,10 +261,32 @@ class TestState:
         with pytest.raises(UsageError, match=r"made with data\.limit = 5, and would be replaced") as caught:
             ready(workspace.settings)
         assert str(made.folder) in caught.value.fix
-        # Asked for anew, with another setting changed in the file, or from other inputs: it is to be made again.
+        # What the options changed may be among the inputs too.
+        with pytest.raises(UsageError, match="would be replaced"):
+            ready(workspace.settings, model="another")
+        # Asked for anew, or with another setting changed in the file: it is to be made again.
         assert ready(override(changed, {"data.limit": 6}), "data.limit") is None
         assert ready(override(workspace.settings, {"data.seed": 3})) is None
-        assert ready(workspace.settings, model="another") is None
+
+    def test_nor_is_what_an_interrupted_command_has_left(self, workspace: Workspace) -> None:
+        config = stage_config(override(workspace.settings, {"train_phi.epochs": 9}), "train-phi")
+        with (
+            pytest.raises(KeyboardInterrupt),
+            workspace.building("train-phi", "r0.10", config=config, inputs={}, overrides=("train_phi.epochs",)),
+        ):
+            raise KeyboardInterrupt
+        with pytest.raises(UsageError, match=r"made with train_phi\.epochs = 9, and would be replaced"):
+            workspace.ready("train-phi", "r0.10", stage_config(workspace.settings, "train-phi"), {})
+        assert workspace.ready("train-phi", "r0.10", config, {}, ("train_phi.epochs",)) is None
+
+    def test_a_command_that_was_typed_is_the_one_to_repeat(
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        typed = ["/usr/bin/ccot", "sweep", "-w", "there", "--ratio", "0.1", "--workspace=x", "--layer", "4"]
+        monkeypatch.setattr("sys.argv", typed)
+        make(workspace, "train-phi", "r0.10-l4")
+        assert workspace.command_for("train-phi", "r0.10-l4") == "ccot sweep --ratio 0.1 --layer 4 -w my-run"
+        assert workspace.command_for("train-phi", "r0.20") == "ccot train-phi --ratio 0.2 -w my-run"
 
     @pytest.mark.parametrize(("stage", "name"), [("train-phi", "score"), ("eval", "score/r0.10")])
     def test_an_input_made_again_makes_it_stale(self, workspace: Workspace, stage: str, name: str) -> None:

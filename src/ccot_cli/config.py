@@ -96,7 +96,7 @@ class ModelConfig(Section):
     """The base model [θ]."""
 
     name: str = EMBEDDED
-    """`embedded`, a folder, or a Hugging Face name."""
+    """`embedded`, a folder (from here, where it is relative), or a Hugging Face name."""
     revision: str | None = None
     """The hub's branch, tag or commit."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -113,7 +113,7 @@ class DataConfig(Section):
     """Where problems come from."""
 
     source: str = EMBEDDED
-    """`embedded`, a .jsonl/.csv/.parquet file, or a hub data set."""
+    """`embedded`, a .jsonl/.csv/.parquet file (from here), or a hub data set."""
     subset: str | None = None
     """The hub data set's configuration."""
     split: str = "train"
@@ -423,10 +423,28 @@ def load_settings(path: Path) -> Settings:
         where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
         raise UsageError(f"{where}: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
     try:
-        return Settings.model_validate(values)
+        settings = Settings.model_validate(values)
     except ValidationError as error:
         line = _line_of(root, error.errors()[0]["loc"])
         raise _refusal(error, where=f"{path}, line {line}: ") from None
+    written = {name: getattr(getattr(settings, name.split(".")[0]), name.split(".")[1]) for name in PLACES}
+    return override(settings, located(written, path.parent))
+
+
+PLACES = ("model.name", "data.source", "data.test_source")
+"""Settings that may name a file or a folder."""
+
+
+def located(changes: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """The same, but with files and folders that lie in `folder` by their absolute paths."""
+    return {name: _located(value, folder) if name in PLACES else value for name, value in changes.items()}
+
+
+def _located(value: object, folder: Path) -> object:
+    if not isinstance(value, str) or value == EMBEDDED:
+        return value
+    path = folder / Path(value).expanduser()
+    return str(path.resolve()) if path.exists() else value
 
 
 def override(settings: Settings, changes: Mapping[str, object]) -> Settings:

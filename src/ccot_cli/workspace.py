@@ -74,6 +74,8 @@ class Manifest(BaseModel):
     created: datetime
     summary: dict[str, Any]
     """Figures for `status`."""
+    command: tuple[str, ...] = ()
+    """What was typed to make it, from the subcommand on and without the workspace; nothing where Python made it."""
 
     @property
     def fingerprint(self) -> str:
@@ -217,7 +219,10 @@ class Workspace:
         if (root / SETTINGS_FILE).exists():
             fix = f"edit {root / SETTINGS_FILE}, or choose another folder"
             raise UsageError(f"{root} is a workspace already", fix=fix)
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"no folder can be made at {root}: {error.strerror}", fix="ccot init DIR") from None
         with commit(root / SETTINGS_FILE) as part:
             part.write_text(text, encoding="utf-8")
         return cls.open(root)
@@ -230,7 +235,7 @@ class Workspace:
             UsageError: where there are none, or they are refused.
         """
         if not (root / SETTINGS_FILE).is_file():
-            fix = shlex.join(["ccot", "init", str(root)])
+            fix = "name a folder" if root.is_file() else shlex.join(["ccot", "init", str(root)])
             raise UsageError(f"{root} is no workspace: it has no {SETTINGS_FILE}", fix=fix)
         return cls(root, load_settings(root / SETTINGS_FILE))
 
@@ -365,23 +370,32 @@ class Workspace:
             overrides: Settings that the command line gives.
 
         Raises:
-            UsageError: where it differs in nothing but settings that were given on the command line then and are not
-                now: it would be lost to a command that only forgot them.
+            UsageError: where it, or what an interrupted attempt has left, differs in nothing but settings that were
+                given on the command line then and are not now: it would be lost to a command that only forgot them.
         """
-        artifact = self.artifact(stage, key)
-        if artifact is None:
-            return None
-        manifest = artifact.manifest
-        if manifest.request == _request(config, inputs):
+        artifact, folder = self.artifact(stage, key), self.folder(stage, key)
+        if artifact is not None and artifact.manifest.request == _request(config, inputs):
             return artifact if artifact.is_whole() else None
-        changed = _differing(manifest.config, config)
-        if changed and changed.keys() <= {*manifest.overrides} - {*overrides} and dict(inputs) == manifest.inputs:
-            made = ", ".join(f"{name} = {json.dumps(then)}" for name, (then, _) in changed.items())
-            raise UsageError(
-                f"{artifact.name} of {self.name} was made with {made}, and would be replaced",
-                fix=f"give the same options, write them into {SETTINGS_FILE}, or remove {artifact.folder}",
-            )
+        for manifest in (artifact.manifest if artifact else None, _begun(folder)):
+            if manifest is None:
+                continue
+            changed = _differing(manifest.config, config)
+            if changed and changed.keys() <= {*manifest.overrides} - {*overrides}:
+                made = ", ".join(f"{name} = {json.dumps(then)}" for name, (then, _) in changed.items())
+                raise UsageError(
+                    f"{folder.relative_to(self.root)} of {self.name} was made with {made}, and would be replaced",
+                    fix=f"{self.typed_for(stage, key) or 'give the same options'}, or remove {folder}",
+                )
         return None
+
+    def refuse_while_busy(self) -> None:
+        """Leave before anything is loaded, where another process works on this workspace.
+
+        Raises:
+            BusyError: where one does.
+        """
+        with self._lock():
+            pass
 
     @contextmanager
     def building(
@@ -414,6 +428,7 @@ class Workspace:
             files={},
             created=_now(),
             summary={},
+            command=_typed(),
         )
         with self._lock():
             build = Build(folder, _open_folder(folder, draft, self.artifact(stage, key)))
@@ -473,8 +488,18 @@ class Workspace:
             message += f" for {kind} {_shown_key(stage, key)} (finished: {there})"
         return MissingError(message, fix=self.command_for(stage, key))
 
+    def typed_for(self, stage: str, key: str | None) -> str | None:
+        """The command that made an artifact, or began it."""
+        with suppress(CorruptError):
+            made, begun = self.artifact(stage, key), _begun(self.folder(stage, key))
+            if typed := (begun and begun.command) or (made and made.manifest.command):
+                return self.command(*typed)
+        return None
+
     def command_for(self, stage: str, key: str | None) -> str:
-        """The command that makes an artifact of the workspace's own settings."""
+        """The command that makes an artifact: what was typed, or what would make it of the workspace's settings."""
+        if typed := self.typed_for(stage, key):
+            return typed
         if key is None or stage == "eval":
             return self.command(stage)
         if stage in KEYED_STAGES:
@@ -488,7 +513,8 @@ def _open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
     """Leave in the folder what may be kept, and return whether anything may."""
     folder.mkdir(parents=True, exist_ok=True)
     doomed = [path for path, _ in old.damaged()] if old and old.manifest.request == draft.request else []
-    is_resumed = bool(doomed) or _begun_request(folder) == draft.request
+    begun = _begun(folder)
+    is_resumed = bool(doomed) or (begun is not None and begun.request == draft.request)
     if not is_resumed:
         # First of all, for an artifact whose files are going must not exist.
         (folder / MANIFEST_FILE).unlink(missing_ok=True)
@@ -503,10 +529,10 @@ def _open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
     return is_resumed
 
 
-def _begun_request(folder: Path) -> str | None:
-    """What an attempt that did not finish was asked for."""
+def _begun(folder: Path) -> Manifest | None:
+    """The draft of an attempt that did not finish."""
     try:
-        return Manifest.model_validate_json((folder / BUILDING_FILE).read_bytes()).request
+        return Manifest.model_validate_json((folder / BUILDING_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
 
@@ -548,6 +574,19 @@ def _shown_key(stage: str, key: str) -> str:
         return key
     ratio, *variant = key[1:].split("-", 1)
     return "-".join([f"{Decimal(ratio).normalize():f}", *variant])
+
+
+def _typed() -> tuple[str, ...]:
+    """The command line from the subcommand on, without the workspace; nothing in another program."""
+    program, *words = sys.argv
+    if Path(program).name not in ("ccot", "__main__.py"):
+        return ()
+    kept, is_folder = [], False
+    for word in words:
+        if not is_folder and word not in ("-w", "--workspace") and not word.startswith("--workspace="):
+            kept.append(word)
+        is_folder = word in ("-w", "--workspace")
+    return tuple(kept)
 
 
 def _this_process() -> dict[str, Any]:

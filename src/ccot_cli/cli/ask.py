@@ -34,16 +34,17 @@ def ask(
         str | None, typer.Argument(metavar="QUESTION", help="The question; '-' or nothing reads it from stdin.")
     ] = None,
     ratio: Annotated[
-        Decimal,
+        Decimal | None,
         typer.Option(
             "--ratio",
             "-r",
             parser=read_ratio,
             metavar="RATIO",
-            help="Compression ratio (r in the paper): 0 answers at once, 1 writes the chain.",
+            help="Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.1, or what"
+            " was trained nearest to it.",
             rich_help_panel=WHAT,
         ),
-    ] = Decimal("0.1"),
+    ] = None,
     method: Annotated[
         str,
         typer.Option(
@@ -78,8 +79,11 @@ def ask(
     batches = _open_lines(input) if input is not None else ()
     found, settings, _ = resolve_anywhere(workspace, {"model.device": device, "decoding.engine": engine})
     from ccot_cli.stages.ask import Asker
+    from ccot_cli.stages.methods import CCOT, USUAL_RATIO
 
     asker = Asker(found, settings, ratio, method)
+    if ratio is None and asker.reasoner.name == CCOT and asker.reasoner.ratio != USUAL_RATIO:
+        print_note(f"at --ratio {asker.reasoner.ratio:f}, which was trained nearest to {USUAL_RATIO}")
     if input is None:
         [result] = asker.answer([asker.check(single)])
         if format == "json":

@@ -164,7 +164,14 @@ class TerminalProgress(Progress):
 
         columns = ("{task.description}", "{task.fields[amount]}", "{task.fields[pace]}")
         label, amount, pace = (TextColumn(column, markup=False) for column in columns)
-        with Bars(label, BarColumn(), amount, pace, console=self._console, transient=True) as bars:
+        shown = Bars(
+            *(label, BarColumn(), amount, pace),
+            console=self._console,
+            transient=True,
+            # Rich sends what is printed beside a bar to the bar's terminal, past any pipe.
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        with shown as bars:
             task = bars.add_task(work.label, total=work.total, amount="", pace="")
 
             def show() -> None:

@@ -31,7 +31,7 @@ def demo(
     ccot demo
     ccot demo my-demo
     """
-    if folder.exists() and not (folder / SETTINGS_FILE).exists() and any(folder.iterdir()):
+    if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
         raise UsageError(f"{folder} is no workspace, and not empty", fix="ccot demo NEW-FOLDER")
     if not (folder / SETTINGS_FILE).exists():
         _show("init", str(folder))

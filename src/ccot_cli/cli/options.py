@@ -156,9 +156,9 @@ def resolve_anywhere(
 
 
 def _changed(found: "Workspace | None", changes: Mapping[str, object]) -> "tuple[Settings, tuple[str, ...]]":
-    from ccot_cli.config import Settings, override
+    from ccot_cli.config import Settings, located, override
 
-    given = {name: value for name, value in changes.items() if value is not None}
+    given = located({name: value for name, value in changes.items() if value is not None}, Path.cwd())
     return override(found.settings if found else Settings(), given), tuple(given)
 
 

@@ -18,7 +18,7 @@ from ccot_cli.cli.options import (
     WorkspaceOption,
     resolve,
 )
-from ccot_cli.files import human_bytes
+from ccot_cli.files import free_bytes, human_bytes
 
 
 def precompute(
@@ -39,7 +39,7 @@ def precompute(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, write nothing.", rich_help_panel=HOW)
+        bool, typer.Option("--dry-run", help="Load the model, print the plan, write nothing.", rich_help_panel=HOW)
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Start even if the disk looks too small.", rich_help_panel=HOW)
@@ -76,5 +76,7 @@ def precompute(
         f"{result.num_train:,} training and {result.num_validation:,} validation problems,"
         f" {result.num_chain_tokens:,} chain tokens, {kept}: {human_bytes(result.num_bytes)}"
     )
-    if not dry_run:
+    if dry_run:
+        progress.say(f"free in {found.root}: {human_bytes(free_bytes(found.root))}")
+    else:
         progress.say(f"next:  {found.command('score')}")

@@ -75,15 +75,19 @@ def _row(workspace: "Workspace", stage: str, key: str | None) -> Row:
 
 
 def _next_command(workspace: "Workspace", rows: list[Row]) -> str:
-    wanted = {ratio_name(ratio) for ratio in workspace.settings.ratios}
+    wanted = {ratio_name(ratio): f"{ratio:f}" for ratio in workspace.settings.ratios}
     for stage in STAGES:
         if stage == "train-baseline":
             continue  # Nobody needs one.
-        states = [row.state for row in rows if row.stage == stage and (stage not in KEYED_STAGES or row.key in wanted)]
+        those = [row for row in rows if row.stage == stage and (stage not in KEYED_STAGES or row.key in wanted)]
+        left = [row.key for row in those if row.state != "ready"]
         # One finished run is enough to have evaluated; every other artifact must be there.
-        is_done = "ready" in states if stage == "eval" else set(states) == {"ready"}
-        if not is_done:
-            return workspace.command(stage)
+        if stage == "eval" and len(left) < len(those):
+            continue
+        if left:
+            typed = workspace.typed_for(stage, left[0])
+            some = [wanted[key] for key in left if key in wanted] if len(left) < len(those) else []
+            return typed or workspace.command(stage, *(word for ratio in some for word in ("--ratio", ratio)))
     return workspace.command("ask", "…")
 
 

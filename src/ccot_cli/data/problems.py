@@ -78,6 +78,8 @@ def load_training(config: DataConfig) -> Training:
         notes.append(f"rows left out: {repeated:,} that repeat an earlier question")
     if others := len(once) - len(distinct):
         notes.append(f"rows left out: {others:,} of other numbers of steps")
+    if config.limit is not None and len(train) > config.limit:
+        notes.append(f"rows left out: {len(train) - config.limit:,} beyond data.limit, {config.limit:,} (--limit)")
     return Training(train[: config.limit], validation, notes)
 
 

@@ -56,10 +56,12 @@ class End:
             saved = load_file(path)
             weight_D, bias, forecast = saved["weight"], saved["bias"], saved["forecast"]
         except (OSError, KeyError, SafetensorError) as error:
-            raise CorruptError(f"{path} cannot be read: {error}", fix="ccot train-psi") from error
+            raise CorruptError(f"{path} cannot be read: {error}", fix=f"remove {folder} and train it again") from error
         fits = (weight_D.shape, bias.shape, forecast.shape) == ((width,), (), (3,))
         if not (fits and all(bool(tensor.isfinite().all()) for tensor in saved.values())):
-            raise CorruptError(f"{path} does not fit a model of width {width}", fix="ccot train-psi")
+            raise CorruptError(
+                f"{path} does not fit a model of width {width}", fix=f"remove {folder} and train it again"
+            )
         return cls(weight_D, bias, Forecast(*forecast.tolist()))
 
 

@@ -35,7 +35,9 @@ def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, decoding: D
     """
     method = Method.load(folder)
     if method.name != "ccot" and method.name not in BASELINES:
-        raise CorruptError(f"{folder / METHOD_FILE} names no method that ccot knows", fix="train it again")
+        raise CorruptError(
+            f"{folder / METHOD_FILE} names no method that ccot knows", fix=f"remove {folder} and train it again"
+        )
     adapters.load(PSI, folder / PSI)
     if method.name == "ccot":
         adapters.load(PHI, folder / PHI)

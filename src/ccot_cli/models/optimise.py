@@ -168,7 +168,7 @@ class Optimiser:
         if self._num_bad >= MAX_BAD_STEPS:
             raise DivergedError(
                 f"{MAX_BAD_STEPS} steps in a row had a loss or gradient that is not finite",
-                fix="a lower learning rate; the last checkpoint is kept",
+                fix="lower this stage's learning_rate in ccot.yaml and run it again, from its start",
             )
         self.step_count += 1
         return loss

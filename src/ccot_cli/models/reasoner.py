@@ -123,7 +123,8 @@ class Method:
         try:
             return cls(**json.loads((folder / METHOD_FILE).read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise CorruptError(f"{folder / METHOD_FILE} cannot be read: {error}", fix="ccot train-psi") from error
+            fix = f"remove {folder} and train it again"
+            raise CorruptError(f"{folder / METHOD_FILE} cannot be read: {error}", fix=fix) from error
 
 
 class Clock:

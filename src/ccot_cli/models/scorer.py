@@ -46,7 +46,7 @@ class Scorer(nn.Module):
         super().__init__()
         width = theta.model.config.hidden_size
         self.kind = kind
-        self.norm = theta.blocks.norm
+        self.norm, self.device, self.dtype = theta.blocks.norm, theta.device, theta.dtype
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             hidden = [nn.Linear(width, width), nn.ReLU()] if kind == "mlp" else []
@@ -200,6 +200,5 @@ def _jitter(problems: Rows[EncodedProblem], generator: torch.Generator) -> Tenso
 @torch.no_grad()
 def chain_scores(scorer: Scorer, states_MD: Tensor) -> Tensor:
     """Scores of a chain's states at index T, as they were stored: M."""
-    norm = next(scorer.norm.parameters())
-    scores_1M: Tensor = scorer(states_MD[None].to(norm.device, norm.dtype))
+    scores_1M: Tensor = scorer(states_MD[None].to(scorer.device, scorer.dtype))
     return scores_1M[0].cpu()

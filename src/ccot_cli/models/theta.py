@@ -6,6 +6,7 @@ never with remote code.
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 from ccot_cli.models.blocks import Blocks
+from ccot_cli.models.memory import is_out_of_memory
 from ccot_cli.names import EMBEDDED
 
 EMBEDDED_FOLDER = Path(__file__).parent.parent / "embedded"
@@ -75,12 +77,15 @@ class Theta:
         return eos
 
     def fingerprint(self) -> str:
-        """Tells this model, tokenizer and template from others: hash of shapes, samples of weights and a text's ids."""
+        """Tells this model, tokenizer and template from others: hash of shapes, samples of weights and a text's ids.
+
+        The precision that a device asks for makes no difference.
+        """
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             if "lora_" in name:
                 continue
-            sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].float().cpu().numpy().tobytes()
+            sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].bfloat16().float().cpu().numpy().tobytes()
             digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode() + sample)
         digest.update(str(self.encoder.query('Mia has 12 pens: $3.50, "all".\n')).encode())
         digest.update(str(self.encoder.answer_marker).encode())
@@ -122,13 +127,24 @@ def load_theta(config: ModelConfig) -> Theta:
     transformers.logging.disable_progress_bar()  # it would draw on stderr while an answer is all that was asked for
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, dtype=dtype, **options)
+        load = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **options)
+        model = load(dtype=dtype)
+        if config.dtype == "auto" and model.dtype == torch.float16:
+            # Gradients of states would fall below what float16 can hold. Cast afterwards, the frequencies of the
+            # positions would be rounded too.
+            model = load(dtype=torch.bfloat16)
     except (OSError, ValueError) as error:
         raise _explain(config.name, error) from error
-    if config.dtype == "auto" and model.dtype == torch.float16:
-        # Gradients of states would fall below what float16 can hold.
-        model.bfloat16()
-    model.requires_grad_(False).eval().to(device)
+    try:
+        model.requires_grad_(False).eval().to(device)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        raise ResourceError(
+            f"{config.name} needs {needed / 1e9:,.1f} GB, more than is free on {device}",
+            fix="--device cpu, or model.dtype: bfloat16 in ccot.yaml",
+        ) from None
     blocks = Blocks(model)
     blocks.verify()
     encoder = Encoder(tokenizer, Template(config.prompt, config.answer_marker))
@@ -138,6 +154,11 @@ def load_theta(config: ModelConfig) -> Theta:
 def _explain(name: str, error: Exception) -> CcotError:
     text = str(error)
     first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if any(word in text.lower() for word in ("gated", "401 client error", "403 client error")):
+        return ResourceError(
+            f"model {name!r} is not open to you: {first_line}",
+            fix=f"ask for access on https://huggingface.co/{name}, then: hf auth login",
+        )
     if "offline" in text.lower() or "connect" in text.lower() or "couldn't" in text.lower():
         return ResourceError(
             f"model {name!r} is neither here nor to be had: {first_line}",

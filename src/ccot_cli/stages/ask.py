@@ -31,7 +31,9 @@ class AskResult:
 class Asker:
     """A loaded method that answers; load once, ask often."""
 
-    def __init__(self, workspace: Workspace | None, settings: Settings, ratio: Decimal, method: str = CCOT) -> None:
+    def __init__(
+        self, workspace: Workspace | None, settings: Settings, ratio: Decimal | None, method: str = CCOT
+    ) -> None:
         methods = find_methods(workspace, settings)
         self.model = methods.theta.name
         self.longest = getattr(methods.theta.model.config, "max_position_embeddings", None)

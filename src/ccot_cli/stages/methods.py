@@ -23,6 +23,8 @@ from ccot_cli.workspace import Artifact, Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
 CCOT, ALL = "ccot", "all"
+USUAL_RATIO = Decimal("0.1")
+"""What is asked for where nothing is said."""
 PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
 
 
@@ -99,9 +101,13 @@ class Methods:
                 for key, error in self.unusable.items():
                     if key == name or key.startswith(f"{name}-r"):
                         raise error
-                trained = ", ".join(sorted({each.name for each in entries}))
-                command = "ccot train-psi" if name == CCOT else f"ccot train-baseline {name}"
-                raise MissingError(f"no {name} in {self.place} (trained: {trained})", fix=command)
+                trained = ", ".join(sorted({f"{each.name} {each.ratio:f}" for each in entries}))
+                train = "ccot train-psi" if name == CCOT else f"ccot train-baseline {name}"
+                asked = " or ".join(f"{ratio:f}" for ratio in ratios)
+                raise MissingError(
+                    f"no {name}{f' at ratio {asked}' if asked else ''} in {self.place} (trained: {trained})",
+                    fix="choose among these" if self.place == EMBEDDED else train,
+                )
         return chosen
 
     def _entries(self, names: Rows[str]) -> Iterator[Entry]:
@@ -131,13 +137,19 @@ class Methods:
             raise self._missing(ratio)
         return self.load_folder(self.folders[ratio])
 
-    def named(self, name: str, ratio: Decimal) -> Reasoner:
+    def named(self, name: str, ratio: Decimal | None) -> Reasoner:
         """A method by its name; one that has a ratio of its own does not read the other.
+
+        Args:
+            ratio: By default 0.1, or what was trained nearest to it.
 
         Raises:
             UsageError: for a name that is no method's.
             MissingError: where it was not trained, or not at that ratio.
         """
+        if ratio is None:
+            trained = [entry.ratio for entry in self._entries(()) if entry.name == name]
+            ratio = min(trained, key=lambda known: abs(known - USUAL_RATIO), default=USUAL_RATIO)
         if name == CCOT:
             return self.load(ratio)
         if name == ALL:
@@ -145,9 +157,9 @@ class Methods:
         entries = self.entries((name,))
         fitting = [entry for entry in entries if _has_own_ratio(name) or entry.ratio == ratio]
         if not fitting:
-            trained = ", ".join(f"{entry.ratio:f}" for entry in entries)
+            there = ", ".join(f"{entry.ratio:f}" for entry in entries)
             raise MissingError(
-                f"no {name} was trained for ratio {ratio:f} in {self.place} (trained: {trained})",
+                f"no {name} was trained for ratio {ratio:f} in {self.place} (trained: {there})",
                 fix=f"--ratio {entries[0].ratio:f}",
             )
         return fitting[0].load()
@@ -171,8 +183,9 @@ class Methods:
             return self.unusable[ratio_name(ratio)]
         trained = ", ".join(f"{known:f}" for known in self.ratios)
         nearest = min(self.ratios, key=lambda known: abs(known - ratio))
-        train = f"score, train-phi, train-psi --ratio {ratio:f}" if ratio else "train-baseline direct"
-        how = "" if self.place == EMBEDDED else f"      or train it: ccot {train}"
+        stages = ("score", "train-phi", "train-psi") if ratio else ("train-baseline direct",)
+        train = " && ".join(f"ccot {stage}" + (f" --ratio {ratio:f}" if ratio else "") for stage in stages)
+        how = "" if self.place == EMBEDDED else f", or train it: {train}"
         return MissingError(
             f"no generator was trained for ratio {ratio:f} in {self.place} (trained: {trained})",
             fix=f"--ratio {nearest:f}{how}",

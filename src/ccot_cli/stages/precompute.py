@@ -65,6 +65,8 @@ def run(
     Raises:
         ResourceError: where the plan does not fit the disk.
     """
+    if not dry_run:
+        workspace.refuse_while_busy()
     theta = load_theta(settings.model)
     stored, encoded = _load(theta, settings, progress)
     plan = _plan(theta, settings, stored, encoded)
@@ -163,7 +165,7 @@ def _refuse_what_does_not_fit(workspace: Workspace, theta: Theta, settings: Sett
         )
     room = f"{free_bytes(workspace.root) * 0.9 / 1e9:.1f}"
     thinner = (
-        f"ccot precompute --max-disk {room}    (keeps index {settings.precompute.scorer_layer} only; "
+        f"add --max-disk {room}    (keeps index {settings.precompute.scorer_layer} only; "
         "score fetches the rest in a second pass)"
     )
     fewer = "fewer problems with --limit, or --force"

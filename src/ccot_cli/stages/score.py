@@ -12,13 +12,14 @@ from ccot_cli.config import ModelConfig, Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
 from ccot_cli.errors import CorruptError
+from ccot_cli.files import check_space
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
 from ccot_cli.stages.selectors import all_positions, fit_selector
-from ccot_cli.tensors.select import even, overlap
+from ccot_cli.tensors.select import even, num_kept, overlap
 from ccot_cli.workspace import Artifact, Workspace
 
 STAGE = "score"
@@ -69,9 +70,11 @@ def run(
     inputs = {precompute.STAGE: source.manifest.fingerprint}
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
         return ScoreResult(**{**ready.manifest.summary, "was_ready": True})
+    workspace.refuse_while_busy()
     theta = load_matching_theta(settings, source)
     problems = theta.encoder.problems([item.problem for item in precompute.read_problems(source)])
     num_train = source.manifest.summary["num_train"]
+    check_space(workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio")
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
         selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress)
         selector.save(build.folder)
@@ -97,6 +100,13 @@ def run(
         )
         build.summary.update(asdict(result))
     return result
+
+
+def _num_bytes(theta: Theta, problems: list[EncodedProblem], ratio: Decimal) -> int:
+    """What will be written: every problem's kept rows and its last query token's, at every index."""
+    rows = sum(1 + num_kept(ratio, len(problem.chain)) for problem in problems)
+    width: int = theta.model.config.hidden_size
+    return rows * (theta.num_layers + 1) * width * STORED_DTYPE.itemsize
 
 
 def load_matching_theta(settings: Settings, source: Artifact) -> Theta:

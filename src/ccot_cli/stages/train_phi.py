@@ -76,6 +76,7 @@ def run(
         inputs[start.name] = start.fingerprint
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
         return TrainPhiResult(**{**ready.manifest.summary, "was_ready": True})
+    workspace.refuse_while_busy()
     theta = score.load_matching_theta(settings, source)
     chosen = settings.train_phi
     if chosen.autoregressive_layer > theta.num_layers:

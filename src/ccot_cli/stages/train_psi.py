@@ -84,6 +84,7 @@ def run(
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
         result = TrainPsiResult(**{**ready.manifest.summary, "was_ready": True})
         return replace(result, **changed_figures(result.decoding, settings, source, ready, progress))
+    workspace.refuse_while_busy()
     job = _Job(workspace, settings, ratio, score.load_matching_theta(settings, source), source, phi, progress)
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
         result = job.train(build)
