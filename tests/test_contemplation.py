@@ -199,6 +199,26 @@ def test_gpt2_is_never_asked_beyond_its_last_position(make_theta: MakeTheta) -> 
     assert (full.ids, full.is_capped) == ([[]], [True])
 
 
+@torch.no_grad()
+def test_a_row_near_the_last_position_cuts_no_other(make_theta: MakeTheta) -> None:
+    theta = make_theta("gpt2")
+    adapters, last = shaken(theta, PHI, PSI), theta.blocks.num_positions
+    assert last is not None
+    queries, marker = [[5, 6, 7], [8] * (last - 12), [9] * (last - 3)], theta.encoder.answer_marker
+    said = []
+    for batch in (queries, *([query] for query in queries)):
+        sequence, first = encode_query(theta, adapters, batch, layer=LAYER)
+        tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=20, reserved=len(marker) + 4)
+        text = decode(theta, adapters, sequence, [marker] * len(batch), max_tokens=16, may_end=False)
+        said.append([*zip(tokens.num_tokens_B.tolist(), text.ids, text.is_capped, strict=True)])
+    assert said[0] == [row for alone in said[1:] for row in alone]
+    counts, ids, is_capped = zip(*said[0], strict=True)
+    room = 12 - len(marker) - 4
+    assert counts == (20, room, 1)
+    assert [len(each) for each in ids][:2] == [16, 5]
+    assert all(is_capped)
+
+
 def test_without_contemplation_an_untrained_psi_answers_as_generate_does(theta: Theta) -> None:
     adapters = Adapters(theta)
     adapters.add(PSI, rank=4, alpha=8, seed=2)

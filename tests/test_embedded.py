@@ -4,14 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
+import torch
 
-from ccot_cli.config import Settings
+from ccot_cli.config import Settings, override
 from ccot_cli.data.answers import is_correct
-from ccot_cli.data.problems import load_test
+from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.models.baselines.prompting import prompted
+from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.end import End
+from ccot_cli.models.reasoner import ChainReasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER
 from ccot_cli.stages.methods import Methods, find_methods
 
@@ -49,6 +55,59 @@ def test_contemplation_solves_problems_that_training_never_saw(methods: Methods)
     replies, _ = methods.load(Decimal("0.1")).reply([problem.question for problem in problems])
     marks = [is_correct(reply.answer, problem.answer) for reply, problem in zip(replies, problems, strict=True)]
     assert sum(marks) >= 50  # about 59 of these; answering at once is right on one in eight
+
+
+def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    questions = [problem.question for problem in load_test(Settings().data, limit=12, seed=7)]
+    looks: list[int] = []
+    judge = End.__call__
+
+    def judged(self: End, last_BKD: torch.Tensor) -> torch.Tensor:
+        looks.append(last_BKD.shape[1])
+        return judge(self, last_BKD)
+
+    monkeypatch.setattr(End, "__call__", judged)
+    told, asked = {}, {}
+    for engine in ("fast", "reference"):
+        reasoner = find_methods(None, override(Settings(), {"decoding.engine": engine})).load(Decimal("0.1"))
+        assert isinstance(reasoner, CcotReasoner)
+        assert reasoner.adapters.merges == (engine == "fast")
+        looks.clear()
+        replies, _ = reasoner.reply(questions)
+        told[engine] = [(reply.text, reply.num_contemplation) for reply in replies]
+        asked[engine] = [*looks]
+    assert told["fast"] == told["reference"]
+    assert all(text for text, _ in told["fast"])
+    longest = max(count for _, count in told["fast"])
+    assert longest > min(count for _, count in told["fast"])
+    assert asked["reference"] == [1] * longest
+    assert len(asked["fast"]) < longest <= sum(asked["fast"])
+
+
+def test_what_a_cap_ended_is_marked(methods: Methods) -> None:
+    reasoner = methods.load(Decimal("0.1"))
+    assert isinstance(reasoner, CcotReasoner)
+    endless = replace(reasoner, end=replace(reasoner.end, bias=torch.tensor(-1e9)))
+    [reply], _ = endless.reply([QUESTION])
+    assert (reply.is_truncated, reply.num_contemplation) == (True, 20)
+    wordy = replace(reasoner, decoding=reasoner.decoding.model_copy(update={"max_answer_tokens": 1}))
+    [reply], _ = wordy.reply([QUESTION])
+    assert (reply.is_truncated, reply.num_answer) == (True, 1)
+    [reply], _ = reasoner.reply([QUESTION])
+    assert not reply.is_truncated
+
+
+def test_prompts_hold_the_examples_and_the_encouragement(methods: Methods) -> None:
+    shots = [Problem("1", "Who?", "3 + 4 = 7", "7"), Problem("2", "What?", "2 * 2 = 4", "4")]
+    plain = methods.load(Decimal(1))
+    assert isinstance(plain, ChainReasoner)
+    assert prompted(plain, "few-shot", shots).put("Why?") == (
+        "Question: Who?\nAnswer: 3 + 4 = 7\n#### 7\n\nQuestion: What?\nAnswer: 2 * 2 = 4\n#### 4\n\n"
+        "Question: Why?\nAnswer:"
+    )
+    assert prompted(plain, "zero-shot", []).put("Why?") == "Why?\nLet's think step by step."
 
 
 def test_every_shipped_ratio_answers_with_a_number(methods: Methods) -> None:

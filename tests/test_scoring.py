@@ -1,5 +1,7 @@
 """Scores of chain tokens: what they announce, and what a trained scorer makes of them."""
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence as Rows
 from copy import deepcopy
 from decimal import Decimal
@@ -13,8 +15,9 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.word_problems import generate
+from ccot_cli.models import scorer
 from ccot_cli.models.adapters import PSI, Adapters
-from ccot_cli.models.predictive import announcements, surprisals
+from ccot_cli.models.predictive import PRIOR_COUNT, announcements, surprisals
 from ccot_cli.models.psi import answer_loss
 from ccot_cli.models.scorer import CHAIN_WEIGHT, Scorer, ScorerTraining, chain_scores
 from ccot_cli.models.theta import Theta, load_theta
@@ -53,6 +56,37 @@ def test_the_equals_sign_announces_most_and_numbers_little() -> None:
     assert scores.argmax() == theta.encoder.tokenizer(" =", add_special_tokens=False).input_ids[-1]
     assert score(" =") > 2 * score(".")
     assert score(" =") > score(" has") > score(" left")
+
+
+def test_announcements_weigh_a_guess_that_has_not_seen_the_occurrence_itself(llama: Theta) -> None:
+    problems = encoded(llama, 4)
+    chains = [[*problem.chain, llama.encoder.answer_marker[0]] for problem in problems]
+    pairs = [(chain, place) for chain in chains for place in range(len(chain) - 1)]
+    known = dict(surprisals(llama, problems, batch_tokens=8192))
+    vocabulary, told = llama.model.config.vocab_size, defaultdict[int, list[float]](list)
+    followed = [chain[place + 1] for chain, place in pairs]
+    for at, (chain, place) in enumerate(pairs):
+        token, following = chain[place], chain[place + 1]
+        others = [c[p + 1] for number, (c, p) in enumerate(pairs) if number != at and c[p] == token]
+        common = (followed.count(following) + 1) / (len(followed) + vocabulary)
+        bigram = (others.count(following) + 2 * common) / (len(others) + 2)
+        seen = chain[: place + 1]
+        guess = 0.5 * bigram + 0.5 * seen.count(following) / len(seen)
+        told[token].append(-math.log(guess) - known[chains.index(chain)][place])
+    mean = sum(map(sum, told.values())) / len(pairs)
+    found = announcements(llama, problems, batch_tokens=8192)
+    for token, each in told.items():
+        expected = (sum(each) + PRIOR_COUNT * mean) / (len(each) + PRIOR_COUNT)
+        assert float(found[token]) == pytest.approx(expected, abs=1e-3)
+    assert float(found[vocabulary - 1]) == pytest.approx(mean, abs=1e-3)
+
+
+def test_jitter_is_gumbels_and_new_for_every_batch(llama: Theta) -> None:
+    problems, generator = encoded(llama, 40), torch.Generator().manual_seed(0)
+    first, second = (scorer._jitter(problems, generator) for _ in range(2))
+    assert float(first.mean()) == pytest.approx(0.5772, abs=0.05)
+    assert float(first.var()) == pytest.approx(torch.pi**2 / 6, abs=0.2)
+    assert not torch.equal(first, second)
 
 
 @torch.no_grad()

@@ -202,7 +202,7 @@ class TrainPhiConfig(Section):
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes; layerwise does after every layer."""
     start: str | None = None
-    """Key of a φ to go on from, such as r0.10; a fresh adapter when absent."""
+    """Ratio or key of a φ to go on from, such as 0.1 or r0.10-l4; a fresh adapter when absent."""
     seed: int = 0
     """Seed of the order of problems and of the adapter."""
 
@@ -294,14 +294,19 @@ _WITHOUT_EFFECT = {
     "decoding": {"engine"},
 }
 """Settings that change how a stage runs but not what comes out."""
+_SCORER_TRAINING = {"lora_rank", "lora_alpha", "batch_size", "optimiser", "learning_rate"}
+"""Settings of ψ that the decoder is trained with beside which the learned scorer learns."""
 
 
 def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     """The settings that a stage's result depends on, as plain JSON values by section."""
-    return {
+    config = {
         name: getattr(settings, name).model_dump(mode="json", exclude=_WITHOUT_EFFECT.get(name))
         for name in _SECTIONS[stage]
     }
+    if stage == "score" and settings.score.selector == "learned":
+        config["train_psi"] = settings.train_psi.model_dump(mode="json", include=_SCORER_TRAINING)
+    return config
 
 
 def _gsm8k_llama2_7b() -> Settings:

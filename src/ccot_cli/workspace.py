@@ -502,11 +502,13 @@ class Workspace:
             return typed
         if key is None or stage == "eval":
             return self.command(stage)
-        if stage in KEYED_STAGES:
-            return self.command(stage, "--ratio", _shown_key(stage, key))
-        method = max((name for name in get_args(BaselineName) if key.startswith(name)), key=len, default=key)
-        ratio = re.match(r"-r([0-9.]+)", key.removeprefix(method))
-        return self.command(stage, method, *(["--ratio", f"{Decimal(ratio[1]).normalize():f}"] if ratio else []))
+        method = ""
+        if stage not in KEYED_STAGES:
+            method = max((name for name in get_args(BaselineName) if key.startswith(name)), key=len, default=key)
+        if not (of_ratio := re.fullmatch(r"-?r([0-9.]+)|", key.removeprefix(method))):
+            return f"the {self.command('sweep')} that has it"
+        ratio = ["--ratio", f"{Decimal(of_ratio[1]).normalize():f}"] if of_ratio[1] else []
+        return self.command(stage, *([method] if method else []), *ratio)
 
 
 def _open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:

@@ -41,7 +41,7 @@ def train_phi(
     epochs: EpochsOption = None,
     start: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Key of a φ to go on from, such as r0.10.", rich_help_panel=HOW),
+        typer.Option(metavar="RATIO", help="Ratio, or another key, of a φ to go on from.", rich_help_panel=HOW),
     ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
@@ -52,7 +52,7 @@ def train_phi(
     ccot train-phi --ratio 0.1
     ccot train-phi --ratio 0.05 --ratio 0.1 --layer 4
     ccot train-phi --schedule layerwise         (the paper's; with 'ccot score --selector even')
-    ccot train-phi --ratio 0.2 --start r0.10 --taught-epochs 0 --epochs 3
+    ccot train-phi --ratio 0.2 --start 0.1 --taught-epochs 0 --epochs 3
     """
     changes = {
         "train_phi.schedule": schedule,

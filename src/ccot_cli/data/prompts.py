@@ -84,7 +84,8 @@ class Encoder:
         ]
 
     @cached_property
-    def _line_breaks(self) -> set[int]:
+    def line_breaks(self) -> set[int]:
+        """Tokens with a line break in them."""
         return {token for token in range(len(self.tokenizer)) if "\n" in self.tokenizer.decode([token])}
 
     def lines(self, chain: list[int]) -> list[int]:
@@ -92,7 +93,7 @@ class Encoder:
         lines, line = [], 0
         for token in chain:
             lines.append(line)
-            line += token in self._line_breaks
+            line += token in self.line_breaks
         return lines
 
     def decode(self, ids: list[int]) -> str:

@@ -96,6 +96,7 @@ def contemplate(
     num_tokens_B: Tensor | None = None,
     is_end: IsEnd | None = None,
     looks: Iterable[int] = (),
+    reserved: int = 0,
 ) -> Contemplation:
     """Generate contemplation tokens after the query, until END, a given number or the cap.
 
@@ -107,11 +108,12 @@ def contemplate(
         num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
         is_end: The stop classifier; without it and without a number, every row runs to the cap.
         looks: After how many tokens END is asked, ascending; always after the last.
+        reserved: Positions to leave for the answer, where the model has a last one; one token there is always.
     """
     adapters.use(PHI)
     batch, device = first_BD.shape[0], first_BD.device
     limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
-    limit_B = torch.minimum(limit_B.to(device), _free_positions(theta, sequence))
+    limit_B = torch.minimum(limit_B.to(device), _free_positions(theta, sequence, reserved))
     limit = int(limit_B.max())
     is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
     chunks: list[_Chunk] = []
@@ -134,7 +136,7 @@ def contemplate(
     )
 
 
-def _free_positions(theta: Theta, sequence: Sequence) -> Tensor:
+def _free_positions(theta: Theta, sequence: Sequence, reserved: int) -> Tensor:
     """How many tokens each row can still have: B.
 
     Raises:
@@ -148,7 +150,7 @@ def _free_positions(theta: Theta, sequence: Sequence) -> Tensor:
             f"a question of {int(used_B.max()):,} tokens leaves none of the model's {most:,} positions free",
             fix="ask a shorter one",
         )
-    return most - used_B
+    return (most - used_B - reserved).clamp_min(1)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,17 @@ class PhiReport:
         return sum(self.losses) / len(self.losses)
 
 
+def _are_numbers(theta: Theta, examples: Rows[PhiExample]) -> Tensor:
+    """Which tokens of the vocabulary, among those that follow a kept one, are written with digits: V.
+
+    By their text: a byte's name, such as `<0x0A>`, has digits too.
+    """
+    found_V = torch.zeros(theta.model.config.vocab_size, dtype=torch.bool)
+    for token in {token for example in examples for token in example.next_K.tolist()}:
+        found_V[token] = any(map(str.isdigit, theta.encoder.tokenizer.decode([token])))
+    return found_V
+
+
 class PhiJudge:
     """Looks at φ's rollouts on validation; the probes are fitted once, on training problems' gold states."""
 
@@ -85,9 +96,7 @@ class PhiJudge:
     ) -> None:
         self.theta, self.adapters, self.validation, self.queries = theta, adapters, validation, queries
         self.layer, self.batch_size = layer, batch_size
-        vocabulary = theta.encoder.tokenizer.get_vocab()
-        names = theta.encoder.tokenizer.convert_ids_to_tokens(list(range(len(vocabulary))))
-        self._is_number = torch.tensor([any(map(str.isdigit, name or "")) for name in names])
+        self._is_number = _are_numbers(theta, [*train, *validation])
         self._probes = [self._fit(train[:MOST_EXAMPLES], index) for index in (layer, theta.num_layers)]
 
     def _fit(self, examples: Rows[PhiExample], index: int) -> Probe | None:

@@ -61,7 +61,7 @@ def decode(
     may_end: bool = True,
     is_done: Callable[[list[int]], bool] | None = None,
 ) -> Text:
-    """Feed `start` and decode greedily to the end of sequence, the cap, or the model's last position.
+    """Feed `start` and decode greedily to each row's end of sequence, the cap, or the model's last position.
 
     Args:
         sequence: What comes before; extended.
@@ -71,15 +71,17 @@ def decode(
         is_done: Whether a row that has decoded these tokens ends there too.
     """
     adapters.use(adapter)
+    # How many tokens each row can say: the last one is not fed.
+    limit_B = torch.full((len(start),), max_tokens, device=theta.device)
     if theta.blocks.num_positions is not None:
-        free = theta.blocks.num_positions - int(sequence.mask_BS.sum(dim=1).max()) - len(start[0])
-        max_tokens = min(max_tokens, free + 1)  # the last one is not fed
-    if max_tokens < 1:
-        return Text(ids=[[] for _ in start], is_capped=[True] * len(start))
+        free_B = theta.blocks.num_positions - sequence.mask_BS.sum(dim=1) - len(start[0])
+        limit_B = limit_B.minimum(free_B + 1)
     fed_BT = torch.tensor(start, device=theta.device)
-    is_alive_B = torch.ones(len(start), dtype=torch.bool, device=theta.device)
+    is_alive_B = limit_B > 0
+    is_capped_B = ~is_alive_B
     columns: list[Tensor] = []
-    while len(columns) < max_tokens and bool(is_alive_B.any()):
+    said: list[list[int]] = [[] for _ in start]
+    while bool(is_alive_B.any()):
         mask_BT = is_alive_B[:, None].expand_as(fed_BT)
         hidden_BTD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)
         next_B = theta.blocks.logits(hidden_BTD[:, -1:])[:, 0].argmax(dim=-1)
@@ -88,9 +90,12 @@ def decode(
         if may_end:
             is_alive_B = is_alive_B & (next_B != theta.eos_id)
         if is_done is not None:
-            rows = torch.stack(columns, dim=1).tolist()
-            is_alive_B = is_alive_B & torch.tensor([not is_done(row) for row in rows], device=theta.device)
+            for row, token in zip(said, next_B.tolist(), strict=True):
+                row.append(token)
+            is_alive_B = is_alive_B & torch.tensor([not is_done(row) for row in said], device=theta.device)
+        is_full_B = is_alive_B & (limit_B <= len(columns))
+        is_capped_B, is_alive_B = is_capped_B | is_full_B, is_alive_B & ~is_full_B
         fed_BT = next_B[:, None]
-    rows = torch.stack(columns, dim=1).tolist()
+    rows = torch.stack(columns, dim=1).tolist() if columns else [[] for _ in start]
     ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in rows]
-    return Text(ids=ids, is_capped=is_alive_B.tolist())
+    return Text(ids=ids, is_capped=is_capped_B.tolist())

@@ -19,6 +19,7 @@ from transformers import GenerationConfig
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.looks import Forecast, plan
 from ccot_cli.models.phi import contemplate, encode_query, read_query
 from ccot_cli.models.psi import decode
 from ccot_cli.models.reasoner import Clock
@@ -28,6 +29,8 @@ from ccot_cli.progress import Progress
 from ccot_cli.tensors.select import num_kept
 
 WARM_UPS = 1
+SPREAD = 0.15
+"""How far k strays from what a question's length foretells, as a share of it: 0.14 for the embedded problems."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,20 @@ Phases = dict[str, float]
 """Seconds by phase; `total` is among them."""
 
 
+class _EndAt:
+    """Says END after a number of tokens, for whatever states."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def __call__(self, last_BTD: torch.Tensor) -> torch.Tensor:
+        found_BT = torch.zeros(last_BTD.shape[:2], dtype=torch.bool, device=last_BTD.device)
+        if 0 < self._left <= found_BT.shape[1]:
+            found_BT[:, self._left - 1] = True
+        self._left -= found_BT.shape[1]
+        return found_BT
+
+
 class _Bench:
     """The methods at one batch size. Names: `generate`, `cot`, `direct`, and `ccot r` for each ratio."""
 
@@ -212,17 +229,17 @@ class _Bench:
         sequence, first_BD = encode_query(self.theta, self.adapters, self.queries, layer=self.layer)
         prefill, contemplation = clock.lap(), 0.0
         if count:
-            counts_B = torch.full((self.batch,), count)
             tokens = contemplate(
                 self.theta,
                 self.adapters,
                 sequence,
                 first_BD,
                 layer=self.layer,
-                max_tokens=count,
-                num_tokens_B=counts_B,
+                max_tokens=2 * count,
+                is_end=_EndAt(count),
+                looks=self._looks(count),
             )
-            assert tokens.mask_BK.shape[1] == count
+            assert tokens.num_tokens_B.tolist() == [count] * self.batch
             contemplation = clock.lap()
         marker = self.theta.encoder.answer_marker
         decode(
@@ -236,6 +253,11 @@ class _Bench:
         answer = clock.lap()
         total = prefill + contemplation + answer
         return {"prefill": prefill, "contemplation": contemplation, "answer": answer, "total": total}
+
+    def _looks(self, count: int) -> list[int]:
+        """When END is asked where so many tokens are expected, as surely as of the embedded problems."""
+        shares = Forecast(count, 0.0, SPREAD * count).shares([0], 2 * count)
+        return plan(shares, layer=self.layer, num_layers=self.theta.num_layers)
 
     def timings(self, rounds: list[dict[str, Phases]]) -> list[Timing]:
         ratio_of = {f"ccot {ratio:f}": ratio for ratio in self.counts} | {"direct": Decimal(0)}
@@ -272,9 +294,12 @@ class _Bench:
             steps, places = self._written, lengths.query
         else:
             share = self.layer / theta.num_layers
-            # Layers up to l for every contemplation token, those above once for all.
-            passes += tokens * share + (tokens > 0) * (1 - share)
-            read += sum((lengths.query + place) * per_token * share for place in range(tokens))
+            # Layers up to l for every contemplation token, those behind END too, and those above once for every look.
+            looks = self._looks(tokens) if tokens else []
+            asked = sum(look < tokens for look in looks) + (tokens > 0)
+            generated = looks[asked - 1] if tokens else 0
+            passes += generated * share + asked * (1 - share)
+            read += sum((lengths.query + place) * per_token * share for place in range(generated))
             steps, places = lengths.answer, lengths.query + tokens
         passes += steps
         read += sum((places + place) * per_token for place in range(steps))
@@ -295,7 +320,8 @@ class _Bench:
                 (
                     f"a token of {name} / a token of generate",
                     lambda each, name=name, count=count: (  # type: ignore[misc]
-                        (each[name]["contemplation"] / count) / (each["generate"]["total"] / self._written)
+                        (each[name]["contemplation"] / count)
+                        / ((each["generate"]["total"] - each["cot"]["prefill"]) / self._written)
                     ),
                 )
             )

@@ -65,7 +65,7 @@ def run(
     Raises:
         ResourceError: where the plan does not fit the disk.
     """
-    if not dry_run:
+    if not dry_run and workspace.artifact(STAGE) is None:
         workspace.refuse_while_busy()
     theta = load_theta(settings.model)
     stored, encoded = _load(theta, settings, progress)

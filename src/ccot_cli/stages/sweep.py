@@ -10,6 +10,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import product
+from math import hypot
 from typing import Any, NamedTuple
 
 from ccot_cli.config import Settings, override
@@ -280,10 +281,13 @@ def _rows(results: list[tuple[Cell, _Result]], split: str) -> Iterator[Row]:
 
 
 def interval(accuracies: list[float], num_problems: int) -> tuple[float, float]:
-    """95 %: over seeds where there are several (Student's t), else over problems (Wilson)."""
-    if len(accuracies) == 1:
-        share = wilson(round(accuracies[0] * num_problems), num_problems)
-        return share.low, share.high
-    half = student(len(accuracies) - 1) * statistics.stdev(accuracies) / len(accuracies) ** 0.5
+    """95 %: over problems (Wilson) and, where there are several, over seeds (Student's t).
+
+    All seeds answer the same problems, so that these are one sample however many seeds there are.
+    """
     mean = statistics.fmean(accuracies)
-    return max(0.0, mean - half), min(1.0, mean + half)
+    share = wilson(round(mean * num_problems), num_problems)
+    half = 0.0
+    if len(accuracies) > 1:
+        half = student(len(accuracies) - 1) * statistics.stdev(accuracies) / len(accuracies) ** 0.5
+    return max(0.0, mean - hypot(half, mean - share.low)), min(1.0, mean + hypot(half, share.high - mean))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence as Rows
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ccot_cli.config import Settings, TrainPhiConfig, stage_config
 from ccot_cli.data.shards import read_records
-from ccot_cli.errors import UsageError
+from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import check_space, commit
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.joint import JointTraining
@@ -22,7 +23,7 @@ from ccot_cli.models.memory import fits
 from ccot_cli.models.probe import PhiJudge
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
-from ccot_cli.names import ratio_name
+from ccot_cli.names import parse_ratio, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
 from ccot_cli.stages.queries import open_queries
@@ -112,9 +113,17 @@ def _start(workspace: Workspace, chosen: TrainPhiConfig, key: str) -> Artifact |
     """The φ to go on from, where there is to be one."""
     if chosen.start is None:
         return None
-    if chosen.start == key:
+    named = chosen.start
+    with suppress(ValueError):
+        named = ratio_name(parse_ratio(named))
+    if named == key:
         raise UsageError(f"φ of {key} cannot start from itself", fix="name another key, or none, in train_phi.start")
-    start = workspace.require(STAGE, chosen.start)
+    if named not in workspace.finished(STAGE):
+        there = ", ".join(workspace.keys(STAGE)) or "none yet"
+        raise MissingError(
+            f"{workspace.name} has no φ {chosen.start!r} to start from", fix=f"train it, or name another ({there})"
+        )
+    start = workspace.require(STAGE, named)
     before = start.manifest.config["train_phi"]
     unlike = [name for name in ("lora_rank", "lora_alpha") if before[name] != getattr(chosen, name)]
     if unlike:
@@ -202,11 +211,12 @@ class _Job:
         """Train the layers that are left, with a checkpoint after each."""
         chosen, checkpoint, log = self.chosen, self.build.scratch(CHECKPOINT_FILE), self.build.folder / LOG_FILE
         reports = _resume(self.adapters, log, checkpoint)
-        folder = None
+        # An attempt that had less memory may have left files there.
+        folder, kept = None, self.build.scratch("resting")
         resting = rest_bytes(self.theta, [*self.train, *self.validation])
         if not fits(resting, self.theta.device):
             check_space(self.build.folder, resting, fix="free some space")
-            folder = self.build.scratch("resting")
+            folder = kept
             folder.mkdir(exist_ok=True)
         per_layer = chosen.epochs * -(-len(self.train) // chosen.batch_size)
         total = (self.theta.num_layers - len(reports)) * per_layer

@@ -30,6 +30,7 @@ from ccot_cli.tensors.masks import first_columns
 
 FILE_NAME = "pause.safetensors"
 FILLER = "."
+EMBEDDED_AT_ONCE = 8192
 
 
 def add_pauses(theta: Theta, sequence: Sequence, pause_1D: Tensor, counts: Rows[int]) -> None:
@@ -63,10 +64,12 @@ class PauseContext(QueryContext):
 
 
 def fresh_pause(theta: Theta) -> nn.Parameter:
-    """The mean of all embeddings, to begin with: 1, D."""
-    weight = theta.blocks.embedding.weight
-    assert isinstance(weight, Tensor)
-    return nn.Parameter(weight.detach().float().mean(dim=0, keepdim=True))
+    """The mean of all embeddings as the model reads them, which may be scaled, to begin with: 1, D."""
+    vocabulary = theta.model.config.vocab_size
+    with torch.no_grad():
+        parts = torch.split(torch.arange(vocabulary, device=theta.device), EMBEDDED_AT_ONCE)
+        sums = [theta.blocks.embedding(ids).float().sum(dim=0, keepdim=True) for ids in parts]
+    return nn.Parameter(torch.stack(sums).sum(dim=0) / vocabulary)
 
 
 def filler_embedding(theta: Theta) -> Tensor:

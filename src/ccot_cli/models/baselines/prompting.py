@@ -34,7 +34,7 @@ def prompted(plain: ChainReasoner, name: PromptingName, shots: Rows[Problem]) ->
 
     Shown solved problems, a model goes on with a problem of its own; it is stopped after the first answer.
     """
-    theta = plain.theta
+    theta, line_breaks = plain.theta, plain.theta.encoder.line_breaks
     if name == "zero-shot":
         return PromptedReasoner(theta, plain.adapters, plain.max_chain_tokens, name=name)
     return PromptedReasoner(
@@ -42,6 +42,7 @@ def prompted(plain: ChainReasoner, name: PromptingName, shots: Rows[Problem]) ->
         plain.adapters,
         plain.max_chain_tokens,
         name=name,
-        is_done=lambda ids: has_whole_answer(theta.encoder.decode(ids)),
+        # To read all that was said costs as much as saying it: only where a line has ended.
+        is_done=lambda ids: ids[-1] in line_breaks and has_whole_answer(theta.encoder.decode(ids)),
         shots=shots,
     )
