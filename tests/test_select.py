@@ -82,11 +82,18 @@ def test_every_segment_gives_as_many_tokens_and_the_chains_end_gets_the_rest() -
     assert best_of_each(scores, segments, 7, rounds=2) == [1, 2, 3, 5, 6, 7, 8]
 
 
-def test_where_tokens_do_not_suffice_the_last_segment_gives_first_and_then_the_others_in_order() -> None:
+def test_where_tokens_do_not_suffice_for_all_segments_the_last_give_none() -> None:
     scores = torch.tensor([1.0, 9.0, 2.0, 5.0, 7.0, 8.0, 3.0, 3.0, 0.0])
     segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert best_of_each(scores, segments, 1, rounds=1) == [7]
-    assert best_of_each(scores, segments, 2, rounds=1) == [1, 7]
+    for rounds in (1, 2):
+        assert best_of_each(scores, segments, 1, rounds=rounds) == [1]
+        assert best_of_each(scores, segments, 2, rounds=rounds) == [1, 5]
+        assert best_of_each(scores, segments, 3, rounds=rounds) == [1, 5, 7]
+
+
+def test_in_a_later_round_the_last_segment_gives_first_and_then_the_others_in_order() -> None:
+    scores = torch.tensor([1.0, 9.0, 2.0, 5.0, 7.0, 8.0, 3.0, 3.0, 0.0])
+    segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert best_of_each(scores, segments, 4, rounds=2) == [1, 5, 6, 7]
     assert best_of_each(scores, segments, 5, rounds=2) == [1, 2, 5, 6, 7]
 

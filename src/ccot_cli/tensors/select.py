@@ -73,9 +73,10 @@ def best_of_each(scores: Tensor, segments: list[int], num_tokens: int, *, rounds
     A segment gives its best token first, then every second token before that, the nearest first (they hold what the
     best one is made from), then the others by score. What is left of k after the rounds goes to the chain's last
     tokens. So which token comes next can be told from those before it: a choice that hung on k would hang on the
-    length of a chain that is not written yet. Where k does not suffice, the last segment gives first, which holds the
-    result, then the others in their order: so tokens are left out at the end of a generation, and a step that is hard
-    for want of them spoils none before it.
+    length of a chain that is not written yet. Where k does not suffice for a round, the last segment gives first, which
+    holds the result, then the others in their order. Where k does not suffice for the first one, the segments give in
+    their order and the last ones nothing: every token has one step to compute then, and the answer the rest, where a
+    token of two steps is what a generator learns slowest, and spoils all that come after it.
 
     Args:
         scores: One number for each of the m chain tokens.
@@ -84,7 +85,8 @@ def best_of_each(scores: Tensor, segments: list[int], num_tokens: int, *, rounds
         rounds: How many tokens a segment gives.
     """
     *earlier, last = sorted(set(segments))
-    ranked = [_ranked(scores, segments, segment) for segment in (last, *earlier)]
+    order = (last, *earlier) if num_tokens > len(earlier) else (*earlier, last)
+    ranked = [_ranked(scores, segments, segment) for segment in order]
     given = [positions[rank] for rank in range(rounds) for positions in ranked if rank < len(positions)]
     left = [position for position in reversed(range(len(segments))) if position not in given]
     return sorted([*given, *left][:num_tokens])
