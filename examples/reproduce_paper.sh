@@ -21,6 +21,7 @@ stage() {  # stage "what it needs" COMMAND ...
 
 [ -e "$run/ccot.yaml" ] || stage "settings of the paper, commented" ccot init "$run" --preset gsm8k-llama2-7b
 export CCOT_WORKSPACE=$run
+printf '$ export CCOT_WORKSPACE=%s\n' "$run"
 
 stage "downloads 13.5 GB; says what would not work" ccot doctor --model meta-llama/Llama-2-7b-chat-hf
 stage "3 minutes of computing, 190 GB of disk (--max-disk 10 keeps one index; score then runs the model once more)" \

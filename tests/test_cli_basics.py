@@ -90,8 +90,10 @@ def other(): pass
 
 
 WAIT = """
-@app.command()
-def wait(stage: str):
+app.registered_commands.clear()
+
+@app.command(sys.argv[1])
+def wait(place: str):
     from ccot_cli.cli.console import TerminalProgress
     with TerminalProgress().task("train", total=3000, unit="steps") as advance:
         advance(1240)
@@ -153,7 +155,8 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("arguments", "message", "fix"),
         [
-            (["status", "--bad"], "No such option: --bad", "ccot status --help; put -- before text that begins"),
+            (["status", "--bad"], "No such option: --bad", "ccot status --help"),
+            (["ask", "--bad"], "No such option: --bad", "ccot ask --help; put -- before text that begins"),
             (["status", "--format", "xml"], "'xml' is not one of 'text', 'json'", "ccot status --help"),
             (["init"], "Missing argument 'DIR'", "ccot init --help"),
             (["stats"], "No such command 'stats'", "ccot --help"),
@@ -189,7 +192,8 @@ class TestStopping:
     def test_a_stop_says_how_far_it_came_and_how_to_go_on(
         self, number: signal.Signals, code: int, stage: str, said: list[str]
     ) -> None:
-        with ccot("wait", stage, code=WAIT) as process:
+        # Another stage's name among the arguments means nothing.
+        with ccot(stage, "demo", code=WAIT) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "waiting\n"
             process.send_signal(number)
@@ -199,7 +203,7 @@ class TestStopping:
         assert err.splitlines()[-1 - len(said) :] == [
             "train: stopped after 1,240 of 3,000 steps",
             *first,
-            f"{last} ccot wait {stage}",
+            f"{last} ccot {stage} demo",
         ]
 
     def test_a_second_signal_leaves_at_once(self) -> None:

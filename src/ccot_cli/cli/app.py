@@ -124,7 +124,8 @@ def _show_error(error: Exception, arguments: list[str]) -> int:
 def _usage_fix(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "ccot"
-    hint = "; put -- before text that begins with a dash" if error.message.startswith("No such option") else ""
+    is_text = command.endswith("ask") and error.message.startswith("No such option")
+    hint = "; put -- before text that begins with a dash" if is_text else ""
     return f"{command} --help{hint}"
 
 
@@ -134,10 +135,11 @@ _RESUMING = {*STAGES, "sweep", "demo"} - {"score", "eval"}
 
 def _show_stop(arguments: list[str]) -> None:
     again = shlex.join(["ccot", *arguments])
-    if _RESUMING & set(arguments):
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    if command in _RESUMING:
         print_note("stopped; finished stages, shards and checkpoints are kept")
         print_note(f"resume: {again}")
-    elif set(STAGES) & set(arguments):
+    elif command in STAGES:
         print_note(f"stopped; to begin anew: {again}")
     else:
         print_note("stopped")

@@ -32,6 +32,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--methods",
+            "--method",
             metavar="NAMES",
             help="ccot, direct, cot, pause, ..., zero-shot, few-shot, separated by commas; all: every one of them that"
             " is there. Default: all that were trained, and the chain.",

@@ -66,7 +66,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UsageError("drawing needs matplotlib", fix="pip install 'ccot-cli[plot]'") from error
+        raise UsageError("drawing needs matplotlib", fix="pip install matplotlib") from error
 
 
 def draw_frontier(result: dict[str, Any], path: Path) -> None:
