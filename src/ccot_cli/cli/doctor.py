@@ -102,4 +102,4 @@ def _model(name: str) -> list[Finding]:
     try:
         return [Finding("model", line) for line in diagnose(name)]
     except CcotError as error:
-        return [Finding("model", f"{error.message}; {error.fix}", is_fine=False)]
+        return [Finding("model", "; ".join(filter(None, (error.message, error.fix))), is_fine=False)]
