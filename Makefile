@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 READY := .venv/ready
 BIN := .venv/bin
 
-.PHONY: help demo test test-all check format lock clean
+.PHONY: help demo test test-all check docs format lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,9 @@ check: $(READY)  ## Check format, style, types, imports and spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+docs: $(READY)  ## Write docs/cli.md from the commands' help
+	$(BIN)/python docs/cli.py > docs/cli.md.part && mv docs/cli.md.part docs/cli.md
 
 format: $(READY)  ## Format the code and repair what can be repaired
 	$(BIN)/ruff check --fix

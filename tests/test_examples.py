@@ -82,6 +82,11 @@ def test_the_ablations_ask_for_what_sweep_knows(
         assert named <= {*get_args(MethodName), *get_args(SelectorName), *get_args(Schedule)}
 
 
+def test_the_page_of_commands_is_what_their_help_says() -> None:
+    page = EXAMPLES.parent / "docs" / "cli.md"
+    assert page.read_text(encoding="utf-8") == script("../docs/cli.py").text(), "make docs"
+
+
 # The theorem
 
 
