@@ -90,6 +90,8 @@ def other(): pass
 
 
 WAIT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background would ignore it
 app.registered_commands.clear()
 
 @app.command(sys.argv[1])

@@ -12,6 +12,9 @@ from ccot_cli.stops import catch_stops, held_stops
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Whoever runs the tests in the background has them ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
