@@ -1,6 +1,6 @@
 """How fast contemplation tokens are, against the explicit chain and transformers' own `generate`.
 
-Lengths are fixed and nothing ever ends early, so weights do not matter and every method does the same work each time.
+Lengths are fixed, END comes after k tokens whatever the states are, and every method does the same work each time.
 The methods take turns within a repeat, so that what slows the machine slows all of them; ratios are formed within a
 repeat, and their median is what counts.
 """
