@@ -432,8 +432,10 @@ def load_settings(path: Path) -> Settings:
     except ValidationError as error:
         line = _line_of(root, error.errors()[0]["loc"])
         raise _refusal(error, where=f"{path}, line {line}: ") from None
-    written = {name: getattr(getattr(settings, name.split(".")[0]), name.split(".")[1]) for name in PLACES}
-    return override(settings, located(written, path.parent))
+    model, data = settings.model, settings.data
+    written = {"model.name": model.name, "data.source": data.source, "data.test_source": data.test_source}
+    found = located(written, path.parent)
+    return settings if found == written else override(settings, found)
 
 
 PLACES = ("model.name", "data.source", "data.test_source")

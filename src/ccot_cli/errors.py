@@ -9,6 +9,8 @@ CcotError            1   internal
 └── DivergedError    7   training left the finite numbers
 """
 
+from pathlib import Path
+
 
 class CcotError(Exception):
     """Base class; shown as two lines, `error:` and `fix:`."""
@@ -43,3 +45,8 @@ class BusyError(CcotError):
 
 class DivergedError(CcotError):
     exit_code = 7
+
+
+def anew(folder: Path) -> str:
+    """What to do about a damaged method: a stage makes nothing again whose files have their sizes."""
+    return f"remove {folder} and train it again"

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, anew
 from ccot_cli.models.theta import Theta
 
 PHI, PSI = "phi", "psi"
@@ -94,7 +94,7 @@ class Adapters:
             saved = load_file(folder / "adapter_model.safetensors")
             rank, alpha = settings["r"], settings["lora_alpha"]
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=_anew(folder)) from error
+            raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=anew(folder.parent)) from error
         self.add(name, rank=rank, alpha=alpha, seed=0)
         self._check(folder, saved, self.state(name))
         set_peft_model_state_dict(self.peft, saved, adapter_name=name)
@@ -107,11 +107,13 @@ class Adapters:
         if unlike:
             raise CorruptError(
                 f"adapter {folder} does not fit this model: {len(unlike)} tensors differ, the first is {unlike[0]}",
-                fix=f"use the model it was trained on, or {_anew(folder)}",
+                fix=f"use the model it was trained on, or {anew(folder.parent)}",
             )
         broken = [name for name, tensor in saved.items() if not tensor.isfinite().all()]
         if broken:
-            raise CorruptError(f"adapter {folder} holds numbers that are not finite: {broken[0]}", fix=_anew(folder))
+            raise CorruptError(
+                f"adapter {folder} holds numbers that are not finite: {broken[0]}", fix=anew(folder.parent)
+            )
 
     def save(self, name: str, folder: Path) -> None:
         """Write `folder/name/` so that plain PEFT can load it."""
@@ -178,11 +180,6 @@ class _Merged(NamedTuple):
     version: tuple[int, int]
     """Changes whenever a number of the adapter does."""
     forward: Callable[[Tensor], Tensor]
-
-
-def _anew(folder: Path) -> str:
-    """What to do where an adapter is damaged: a stage makes nothing again whose files have their sizes."""
-    return f"remove {folder.parent} and train it again"
 
 
 def _split(layer: LoraLinear, name: str, inputs: Tensor) -> Tensor:

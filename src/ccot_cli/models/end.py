@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, anew
 from ccot_cli.models.looks import Forecast
 
 FILE_NAME = "end.safetensors"
@@ -56,12 +56,10 @@ class End:
             saved = load_file(path)
             weight_D, bias, forecast = saved["weight"], saved["bias"], saved["forecast"]
         except (OSError, KeyError, SafetensorError) as error:
-            raise CorruptError(f"{path} cannot be read: {error}", fix=f"remove {folder} and train it again") from error
+            raise CorruptError(f"{path} cannot be read: {error}", fix=anew(folder)) from error
         fits = (weight_D.shape, bias.shape, forecast.shape) == ((width,), (), (3,))
         if not (fits and all(bool(tensor.isfinite().all()) for tensor in saved.values())):
-            raise CorruptError(
-                f"{path} does not fit a model of width {width}", fix=f"remove {folder} and train it again"
-            )
+            raise CorruptError(f"{path} does not fit a model of width {width}", fix=anew(folder))
         return cls(weight_D, bias, Forecast(*forecast.tolist()))
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ccot_cli.config import DecodingConfig
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, anew
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.baselines.base import Baseline, Trained
 from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
@@ -35,9 +35,7 @@ def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, decoding: D
     """
     method = Method.load(folder)
     if method.name != "ccot" and method.name not in BASELINES:
-        raise CorruptError(
-            f"{folder / METHOD_FILE} names no method that ccot knows", fix=f"remove {folder} and train it again"
-        )
+        raise CorruptError(f"{folder / METHOD_FILE} names no method that ccot knows", fix=anew(folder))
     adapters.load(PSI, folder / PSI)
     if method.name == "ccot":
         adapters.load(PHI, folder / PHI)

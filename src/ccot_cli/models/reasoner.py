@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ccot_cli.config import DecodingConfig
 from ccot_cli.data.answers import read_answer, read_behind_marker, read_last_number
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, anew
 from ccot_cli.files import write_json
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
@@ -123,8 +123,7 @@ class Method:
         try:
             return cls(**json.loads((folder / METHOD_FILE).read_text()))
         except (OSError, ValueError, TypeError) as error:
-            fix = f"remove {folder} and train it again"
-            raise CorruptError(f"{folder / METHOD_FILE} cannot be read: {error}", fix=fix) from error
+            raise CorruptError(f"{folder / METHOD_FILE} cannot be read: {error}", fix=anew(folder)) from error
 
 
 class Clock:

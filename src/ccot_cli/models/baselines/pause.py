@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, anew
 from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.blocks import Sequence
@@ -94,9 +94,9 @@ def load_pause(folder: Path, width: int) -> Tensor:
     try:
         pause_1D = load_file(path)["pause"]
     except (OSError, KeyError, SafetensorError) as error:
-        raise CorruptError(f"{path} cannot be read: {error}", fix="ccot train-baseline pause") from error
+        raise CorruptError(f"{path} cannot be read: {error}", fix=anew(folder)) from error
     if pause_1D.shape != (1, width) or not bool(pause_1D.isfinite().all()):
-        raise CorruptError(f"{path} does not fit a model of width {width}", fix="ccot train-baseline pause")
+        raise CorruptError(f"{path} does not fit a model of width {width}", fix=anew(folder))
     return pause_1D
 
 
