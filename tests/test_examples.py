@@ -106,7 +106,7 @@ def test_the_operation_is_not_associative_and_loses_nothing(theory: ModuleType) 
 def test_answers_are_votes_over_compositions_from_the_left(theory: ModuleType) -> None:
     task = theory.Task(theory.Cell(4, 3, "none", 0), seed=1)
     inputs = task.draw(50, torch.Generator().manual_seed(2))
-    answers = task.answers(inputs)
+    answers, _ = task.answers(inputs)
     for values, answer in zip(inputs.tolist(), answers.tolist(), strict=True):
         votes = [0.0] * theory.NUM_VALUES
         for (a, b, c), weight in zip(task.subsets_MK.tolist(), task.weights_M.tolist(), strict=True):
@@ -130,16 +130,40 @@ def test_the_cells_are_those_of_the_theorem(theory: ModuleType) -> None:
     assert not says[9, 2, "none"]
     assert says[9, 2, "parallel"]
     assert not says[1, 3, "parallel"]
-    assert says[4, 3, "fed back"]
+    assert says[3, 3, "fed back"]
+
+
+@pytest.mark.parametrize(("depth", "tokens"), [(2, 1), (3, 6)])
+def test_the_asked_indices_are_taught_one_result_each_in_the_order_in_which_they_can_be_made(
+    theory: ModuleType, depth: int, tokens: int
+) -> None:
+    subsets = 3 if depth == 3 else 8
+    cell = theory.Cell(subsets, depth, "fed back", tokens, True)
+    task = theory.Task(cell, seed=1)
+    inputs = task.draw(20, torch.Generator().manual_seed(2))
+    _, partial = task.answers(inputs)
+    # Seven indices for eight operations of depth 2; the last one's result has no place.
+    assert list(cell.asked) == (list(range(7)) if depth == 2 else list(range(6, 12)))
+    for values, found in zip(inputs.tolist(), partial.tolist(), strict=True):
+        expected = []
+        for places in task.subsets_MK.tolist():
+            result = values[places[0]]
+            for place in places[1:]:
+                result = int(task.table_VV[result, values[place]])
+                expected.append(result)
+        assert found == expected[: len(cell.asked)]
+    _, results = theory.TwoLayers(cell)(inputs)
+    assert results.shape == (20, len(cell.asked), theory.NUM_VALUES)
 
 
 @pytest.mark.parametrize("kind", ["parallel", "fed back"])
 def test_a_token_sees_what_came_before_it_and_nothing_later(theory: ModuleType, kind: str) -> None:
     torch.manual_seed(0)
-    model = theory.TwoLayers(kind, 3)
+    model = theory.TwoLayers(theory.Cell(1, 4, kind, 3))
     values = torch.tensor([[0, 1, 2, 3, 0, 1]])
     seen: list[torch.Tensor] = []
-    model.second.register_forward_hook(lambda module, given, result: seen.append(given[1]))
+    # What the second layer reads, and what it makes of it.
+    model.second.register_forward_hook(lambda module, given, result: seen.append(torch.cat([given[1], result], dim=2)))
     model(values)
     with torch.no_grad():
         model.place_TD[theory.NUM_INPUTS + 1] += 1.0

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import BusyError, CorruptError, DivergedError, MissingError, ResourceError, UsageError
 from ccot_cli.models import gold, memory, theta
 from ccot_cli.models.blocks import Blocks
+from ccot_cli.models.end import BEYOND
 from ccot_cli.models.memory import fits, is_out_of_memory
+from ccot_cli.models.psi_training import PsiTraining, RolloutContext
 from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.names import BaselineName
@@ -32,6 +35,7 @@ from ccot_cli.stages import evaluate, precompute, score, sweep, train_baseline, 
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.ceiling import gold_ceiling
 from ccot_cli.stages.methods import find_methods
+from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Workspace
 
 RATIO = Decimal("0.1")
@@ -541,6 +545,41 @@ def test_a_stop_waits_for_the_end_of_a_step_and_loses_none(
     assert "resumed after step 3" in rest.said
     one, other = (run.workspace.require("train-psi", "r0.10") for run in (whole, halted))
     assert one.manifest.files == other.manifest.files
+
+
+@pytest.mark.parametrize(("ends", "unfreeze"), [("sampled", "above"), ("exact", "above"), ("sampled", "all")])
+def test_rollouts_end_at_k_or_where_end_might_end_them(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, ends: str, unfreeze: str
+) -> None:
+    made: list[PsiTraining] = []
+
+    class Watched(PsiTraining):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(train_psi, "PsiTraining", Watched)
+    run = make_run(**{"train_psi.ends": ends, "train_psi.unfreeze": unfreeze, "train_psi.epochs": 3})
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    theta, source = load_theta(run.settings.model), run.workspace.require("precompute")
+    stored = [item.problem for item in precompute.read_problems(source) if not item.is_validation]
+    lengths = [len(problem.chain) for problem in theta.encoder.problems(stored)]
+    counts = [num_kept(RATIO, length) for length in lengths]
+    lessons = [[example.num_tokens for example in made[0]._lessons(epoch)] for epoch in range(3)]
+    context = made[0].context
+    if (ends, unfreeze) == ("sampled", "above"):
+        assert isinstance(context, RolloutContext)
+        longest = [min(count + BEYOND, length) for count, length in zip(counts, lengths, strict=True)]
+        assert [len(rollout) for rollout in context.rollouts] == longest
+        assert all(1 <= count <= most for epoch in lessons for count, most in zip(epoch, longest, strict=True))
+        # An END of random states is often wrong.
+        assert len({tuple(epoch) for epoch in lessons}) == 3
+        assert all([each.last for each in made[0]._lessons(epoch)] == counts for epoch in range(3))
+    else:
+        assert lessons == [counts] * 3
 
 
 @pytest.mark.parametrize("schedule", ["joint", "layerwise"])

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -18,16 +19,18 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.word_problems import generate
 from ccot_cli.errors import DivergedError, ResourceError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.end import End, fit_end
+from ccot_cli.models.end import BEYOND, End, SampledEnds, fit_end, labelled
 from ccot_cli.models.gold import gold_states, plan_batches
 from ccot_cli.models.joint import JointTraining
 from ccot_cli.models.joint import generate as generate_states
 from ccot_cli.models.layerwise import PhiExample, rest_bytes, train_layerwise
 from ccot_cli.models.looks import Forecast
 from ccot_cli.models.optimise import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
-from ccot_cli.models.phi import encode_query
+from ccot_cli.models.phi import contemplate, encode_query
 from ccot_cli.models.probe import PhiJudge
+from ccot_cli.models.psi import answer_loss
 from ccot_cli.models.psi_training import (
+    END_WEIGHT,
     Context,
     GoldContext,
     PsiExample,
@@ -36,7 +39,6 @@ from ccot_cli.models.psi_training import (
     RolloutContext,
     UnrolledContext,
     end_loss,
-    is_last,
     judge_end,
     last_states,
     roll_out,
@@ -423,15 +425,22 @@ def fresh_queries(theta: Theta, adapters: Adapters, examples: Rows[PsiExample | 
 
 
 def psi_training(
-    theta: Theta, adapters: Adapters, examples: list[PsiExample], unfreeze: str = "above", epochs: int = 6
+    theta: Theta,
+    adapters: Adapters,
+    examples: list[PsiExample],
+    unfreeze: str = "above",
+    epochs: int = 6,
+    lessons: Rows[PsiExample] | None = None,
 ) -> PsiTraining:
+    """Of the examples' rollouts, or of as much of them as the lessons read."""
     rollouts, queries = rolled_out(theta, adapters, examples), fresh_queries(theta, adapters, examples)
     context: Context
     if unfreeze == "all":
         context = UnrolledContext(theta, adapters, queries, LAYER)
     else:
         context = RolloutContext(theta, adapters, queries, rollouts, LAYER, trains_above=unfreeze == "above")
-    return PsiTraining(theta, adapters, examples, context, epochs=epochs, batch_size=3, learning_rate=5e-2, seed=1)
+    learned = examples if lessons is None else lessons
+    return PsiTraining(theta, adapters, learned, context, epochs=epochs, batch_size=3, learning_rate=5e-2, seed=1)
 
 
 def psi_examples(theta: Theta) -> list[PsiExample]:
@@ -494,13 +503,43 @@ def test_a_resumed_psi_training_ends_in_the_same_bits(make_theta: MakeTheta, tmp
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_last_states_label_the_last_of_each_problems_tokens(llama: Theta) -> None:
+def test_last_states_are_those_of_each_problems_own_rollout(llama: Theta) -> None:
     adapters = shaken(llama, PHI)
     examples = psi_examples(llama)
     rollouts, queries = rolled_out(llama, adapters, examples), fresh_queries(llama, adapters, examples)
-    states, labels = last_states(RolloutContext(llama, adapters, queries, rollouts, LAYER), batch_size=4)
-    assert len(states) == sum(example.num_tokens for example in examples)
-    assert int(labels.sum()) == len(examples)
+    states = last_states(RolloutContext(llama, adapters, queries, rollouts, LAYER), examples, batch_size=4)
+    for example, found in zip(examples, states, strict=True):
+        sequence, first = encode_query(llama, adapters, [example.query], layer=LAYER)
+        alone = contemplate(llama, adapters, sequence, first, layer=LAYER, max_tokens=example.num_tokens)
+        torch.testing.assert_close(found, alone.last_BKD[0], atol=1e-5, rtol=1e-4)
+
+
+def test_the_last_of_each_problems_tokens_is_labelled_and_what_lies_behind_it_is_not_ends() -> None:
+    states = [torch.full((count, 2), float(number)) for number, count in enumerate((3, 1, 4))]
+    last, labels = labelled(states, [2, 2, 4])
+    assert last[:, 0].tolist() == [0, 0, 1, 2, 2, 2, 2]
+    # The second problem's rollout was left before its last token.
+    assert labels.tolist() == [False, True, False, False, False, False, True]
+
+
+def test_psi_reads_as_many_tokens_as_a_lesson_says_and_end_learns_from_those_up_to_k(llama: Theta) -> None:
+    adapters = shaken(llama, PHI)
+    whole = [replace(example, num_tokens=3) for example in psi_examples(llama)[:3]]
+    weights = torch.randn(1, llama.model.config.hidden_size + 1, generator=seeded(2))
+    for read, last in ((1, 3), (2, 2), (3, 2)):
+        lessons = [replace(example, num_tokens=read, last=last) for example in whole]
+        training = psi_training(llama, adapters, whole, lessons=lessons)
+        training.end_1W.data.copy_(weights)
+        found = float(training.share([0, 1, 2], [0, 1, 2]).detach())
+        # Rollouts of no more tokens than that, and the two losses one by one.
+        cut = psi_training(llama, adapters, [replace(example, num_tokens=read) for example in whole])
+        seen = cut.context.read([0, 1, 2], lessons)
+        assert seen.last_BKD is not None
+        start, answers = [each.start for each in whole], [each.answer for each in whole]
+        answered = answer_loss(llama, adapters, seen.sequence, start, answers)
+        labels = torch.tensor([column == last for column in range(1, 1 + min(read, last))] * 3)
+        ended = end_loss(weights, seen.last_BKD[:, : min(read, last)].flatten(0, 1), labels)
+        assert found == pytest.approx(float((answered + END_WEIGHT * ended).detach()), rel=1e-5)
 
 
 def test_an_unrolled_step_has_the_loss_of_a_replayed_one_and_teaches_every_layer(theta: Theta) -> None:
@@ -618,18 +657,52 @@ def test_the_query_is_read_by_theta_alone_and_never_taught(llama: Theta) -> None
     assert not any(each.requires_grad for layer in range(llama.num_layers) for each in alone.keys_values(layer))
 
 
-def test_the_end_loss_is_that_of_a_linear_classifier_and_marks_every_rows_last_token() -> None:
-    mask = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
-    assert is_last(mask).tolist() == [[False, True, False], [False, False, True], [True, False, False]]
-    last = torch.randn(3, 3, 4, generator=seeded(0))
+def test_the_end_loss_is_that_of_a_linear_classifier_on_states_of_unit_size() -> None:
+    last, labels = torch.randn(6, 4, generator=seeded(0)), torch.tensor([False, True, False, False, True, True])
     weights = torch.randn(1, 5, generator=seeded(1))
     losses = []
-    for row, column in mask.nonzero().tolist():
-        state = last[row, column] / last[row, column].norm() * 2
-        logit = float(state @ weights[0, :4] + weights[0, 4])
-        says = torch.sigmoid(torch.tensor(logit if column == int(mask[row].sum()) - 1 else -logit))
+    for state, is_last in zip(last, labels.tolist(), strict=True):
+        logit = float(state / state.norm() * 2 @ weights[0, :4] + weights[0, 4])
+        says = torch.sigmoid(torch.tensor(logit if is_last else -logit))
         losses.append(-float(says.log()))
-    assert float(end_loss(weights, last, mask)) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+    assert float(end_loss(weights, last, labels)) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+
+
+def test_sampled_ends_are_as_often_wrong_as_end() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = [2 + number % 3 for number in range(600)]
+    # One channel says how many tokens are left, not clearly: END can be sure of nothing.
+    states = [
+        torch.stack([torch.tensor([count - 1.0 - column, 1.0]) for column in range(count + BEYOND)])
+        + 0.4 * torch.randn(count + BEYOND, 2, generator=generator)
+        for count in counts
+    ]
+    ends = SampledEnds(states, counts, FORECAST, seed=0)
+    assert ends(0) == ends(0)
+    assert ends(0) != ends(1)
+    assert all(1 <= drawn <= count + BEYOND for drawn, count in zip(ends(0), counts, strict=True))
+    end = fit_end(*labelled(states, counts), FORECAST)
+    expected = torch.zeros(3)
+    for state, count in zip(states, counts, strict=True):
+        chance = end.logits(state).sigmoid()
+        going_on = torch.cat([torch.ones(1), (1 - chance).cumprod(0)])
+        # One too early, right, one too late.
+        expected += (going_on[:-1] * chance)[count - 2 : count + 1]
+    assert 0.5 < expected[1] / 600 < 0.95
+    off = [drawn - count for epoch in range(20) for drawn, count in zip(ends(epoch), counts, strict=True)]
+    found = [off.count(each) / 20 for each in (-1, 0, 1)]
+    assert found == pytest.approx(expected.tolist(), rel=0.1)
+
+
+def test_ends_that_are_certain_are_the_true_ones() -> None:
+    counts = [1 + number % 4 for number in range(80)]
+    states = [torch.tensor([[float(column == count - 1), 1.0] for column in range(count + BEYOND)]) for count in counts]
+    assert SampledEnds(states, counts, FORECAST, seed=0)(0) == counts
+
+
+def test_a_single_problem_has_sampled_ends_too() -> None:
+    states = [torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]])]
+    assert SampledEnds(states, [2], FORECAST, seed=0)(0) == [2]
 
 
 def test_end_is_taught_to_phi_where_phi_learns_with_psi(llama: Theta) -> None:

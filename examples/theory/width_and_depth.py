@@ -1,8 +1,8 @@
 """Which problems need contemplation tokens, and which kind: the paper's theorem as an experiment.
 
-    python examples/theory/width_and_depth.py                        # every cell, three seeds; minutes a cell
-    python examples/theory/width_and_depth.py --seeds 1 --steps 1000  # a first look
-    python examples/theory/width_and_depth.py --plot theory.png
+    python examples/theory/width_and_depth.py                        # every cell, three seeds; an hour on one core
+    python examples/theory/width_and_depth.py --seeds 1 --steps 500  # a first look
+    python examples/theory/width_and_depth.py --plot theory.svg
 
 The class F(M, K) has functions of N inputs that apply a generic binary operation (here: a random Latin square, which is
 not associative) along M subsets of K inputs each, and then aggregate the M results (here: a vote with unlike weights).
@@ -12,12 +12,14 @@ The theorem speaks of two-layer transformers whose every index can hold one valu
 - M - N tokens in parallel suffice for F(M, 2) with M > N;
 - M (K - 1) tokens that are fed back, each the first layer's output of the one before, suffice for F(M, K) with K > 2.
 
-This script trains such transformers from nothing on the answer alone and says what each learns. Narrow states and two
-attention heads stand for the theorem's "one operation an index"; a trained network need not keep to that, and training
-need not find what the theorem allows. Results go to stdout as a table, and as JSON lines to --output, where a run that
-was stopped goes on.
+This script trains such transformers from nothing and says what each learns: once from the answers alone, and once
+*taught* what the theorem's construction puts where, as CCoT teaches its tokens: with K = 2 each index is asked for one
+of the M results while there are indices, with K > 2 each token for one of the M (K - 1) partial results. Narrow states
+and two attention heads stand for the theorem's "one operation an index"; a trained network need not keep to that, and
+training need not find what the theorem allows. Results go to stdout as a table, and as JSON lines to --output, where a
+run that was stopped goes on.
 
-Dimensions: B batch, N inputs, P contemplation tokens, T all indices, D width, V values.
+Dimensions: B batch, N inputs, P contemplation tokens, T all indices, A indices that are asked, D width, V values.
 """
 
 import json
@@ -36,14 +38,14 @@ from torch import Tensor, nn
 Kind = Literal["none", "parallel", "fed back"]
 NUM_VALUES, NUM_INPUTS = 4, 6
 WIDTH, HEADS = 32, 2
-BATCH_SIZE, LEARNING_RATE = 512, 3e-3
+BATCH_SIZE, LEARNING_RATE = 256, 3e-3
 HELD_OUT = 1024
 """Of the V ** N inputs, how many training never draws: a network could learn the others by heart."""
 SOLVED = 0.95
 
 
 class Cell(NamedTuple):
-    """A class of functions, and the tokens that a transformer is given for it."""
+    """A class of functions, the tokens that a transformer is given for it, and how it is trained."""
 
     subsets: int
     """M"""
@@ -52,6 +54,8 @@ class Cell(NamedTuple):
     kind: Kind
     tokens: int
     """P"""
+    is_taught: bool = False
+    """Whether indices are asked for results, beside the answer."""
 
     @property
     def is_possible(self) -> bool:
@@ -60,24 +64,32 @@ class Cell(NamedTuple):
             return self.subsets <= NUM_INPUTS + (self.tokens if self.kind != "none" else 0)
         return self.kind == "fed back" and self.tokens >= self.subsets * (self.depth - 1)
 
+    @property
+    def asked(self) -> range:
+        """The indices that are asked for a result where they are taught."""
+        if self.depth == 2:
+            return range(min(self.subsets, NUM_INPUTS + self.tokens))
+        return range(NUM_INPUTS, NUM_INPUTS + self.tokens)
+
 
 def all_cells() -> list[Cell]:
-    """Width: K = 2 and M below, at and above N. Depth: K = 3 and 4 with as many tokens as feeding back needs."""
+    """Width: K = 2 and M below, at and above N. Depth: K above 2 with as many tokens as feeding back needs."""
     cells = []
     for subsets in (3, 6, 9, 12):
         extra = max(0, subsets - NUM_INPUTS)
         cells.append(Cell(subsets, 2, "none", 0))
         if extra:
             cells += [Cell(subsets, 2, "parallel", extra), Cell(subsets, 2, "fed back", extra)]
-    for depth, every in ((3, (1, 2, 4)), (4, (1, 2))):
-        for subsets in every:
-            tokens = subsets * (depth - 1)
-            cells += [
-                Cell(subsets, depth, "none", 0),
-                Cell(subsets, depth, "parallel", tokens),
-                Cell(subsets, depth, "fed back", tokens),
-            ]
-    return cells
+    for subsets, depth in ((1, 3), (1, 4), (1, 6), (3, 3)):
+        tokens = subsets * (depth - 1)
+        cells += [
+            Cell(subsets, depth, "none", 0),
+            Cell(subsets, depth, "parallel", tokens),
+            Cell(subsets, depth, "fed back", tokens),
+        ]
+    return [
+        each for cell in cells for each in (cell, cell._replace(is_taught=True)) if each.asked or not each.is_taught
+    ]
 
 
 class Task:
@@ -85,6 +97,7 @@ class Task:
 
     def __init__(self, cell: Cell, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
+        self._num_asked = len(cell.asked)
         self.table_VV = latin_square(generator)
         every = list(combinations(range(NUM_INPUTS), cell.depth))
         drawn = torch.randperm(len(every), generator=generator)[: cell.subsets].tolist()
@@ -100,14 +113,16 @@ class Task:
         drawn_B = torch.randint(len(self.training_IN), (count,), generator=generator)
         return self.training_IN[drawn_B]
 
-    def answers(self, values_BN: Tensor) -> Tensor:
-        """The function's values: B."""
+    def answers(self, values_BN: Tensor) -> tuple[Tensor, Tensor]:
+        """The function's values (B), and the results that the asked indices should hold (B, A)."""
         chosen_BMK = values_BN[:, self.subsets_MK]
-        result_BM = chosen_BMK[..., 0]
+        results = [chosen_BMK[..., 0]]
         for step in range(1, chosen_BMK.shape[-1]):
-            result_BM = self.table_VV[result_BM, chosen_BMK[..., step]]
-        votes_BV = (F.one_hot(result_BM, NUM_VALUES) * self.weights_M[None, :, None]).sum(dim=1)
-        return votes_BV.argmax(dim=1)
+            results.append(self.table_VV[results[-1], chosen_BMK[..., step]])
+        votes_BV = (F.one_hot(results[-1], NUM_VALUES) * self.weights_M[None, :, None]).sum(dim=1)
+        # One subset's partial results after another's, each from its shortest to its whole.
+        partial_BA = torch.stack(results[1:], dim=2).flatten(1)[:, : self._num_asked]
+        return votes_BV.argmax(dim=1), partial_BA
 
 
 def latin_square(generator: torch.Generator) -> Tensor:
@@ -146,30 +161,33 @@ class Layer(nn.Module):
 class TwoLayers(nn.Module):
     """Reads the inputs, takes its contemplation tokens, and answers at the last index."""
 
-    def __init__(self, kind: Kind, num_tokens: int) -> None:
+    def __init__(self, cell: Cell) -> None:
         super().__init__()
-        self.kind, self.num_tokens = kind, num_tokens
+        self.kind, self.num_tokens, self.asked = cell.kind, cell.tokens, cell.asked
         self.embedding = nn.Embedding(NUM_VALUES, WIDTH)
-        self.place_TD = nn.Parameter(0.5 * torch.randn(NUM_INPUTS + num_tokens, WIDTH))
+        self.place_TD = nn.Parameter(0.5 * torch.randn(NUM_INPUTS + cell.tokens, WIDTH))
         self.first, self.second = Layer(), Layer()
-        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, NUM_VALUES))
+        self.answer, self.result = (nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, NUM_VALUES)) for _ in range(2))
+        # The inputs see each other; a token sees them and the tokens up to itself.
+        length = NUM_INPUTS + cell.tokens
+        self.allowed_TT = torch.ones(length, length).tril().bool()
+        self.allowed_TT[:NUM_INPUTS, :NUM_INPUTS] = True
 
-    def forward(self, values_BN: Tensor) -> Tensor:
-        """Logits: B, V."""
+    def forward(self, values_BN: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the answer (B, V), and of the results at the asked indices (B, A, V)."""
         inputs_BND = self.embedding(values_BN) + self.place_TD[:NUM_INPUTS]
         middle_BND = self.first(inputs_BND, inputs_BND)
         places_PD = self.place_TD[NUM_INPUTS:]
         if self.kind == "fed back":
             middle_BTD = self._fed_back(inputs_BND, middle_BND, places_PD)
         else:
-            # A parallel token is its place alone; it sees the inputs and the tokens before it.
+            # A parallel token is its place alone.
             tokens_BPD = places_PD.expand(len(values_BN), -1, -1)
-            allowed_PT = torch.ones(self.num_tokens, NUM_INPUTS + self.num_tokens).tril(NUM_INPUTS).bool()
             seen_BTD = torch.cat([inputs_BND, tokens_BPD], dim=1)
-            new = [self.first(tokens_BPD, seen_BTD, allowed_PT)] if self.num_tokens else []
+            new = [self.first(tokens_BPD, seen_BTD, self.allowed_TT[NUM_INPUTS:])] if self.num_tokens else []
             middle_BTD = torch.cat([middle_BND, *new], dim=1)
-        logits_BV: Tensor = self.head(self.second(middle_BTD[:, -1:], middle_BTD)[:, 0])
-        return logits_BV
+        last_BTD = self.second(middle_BTD, middle_BTD, self.allowed_TT)
+        return self.answer(last_BTD[:, -1]), self.result(last_BTD[:, self.asked.start : self.asked.stop])
 
     def _fed_back(self, inputs_BND: Tensor, middle_BND: Tensor, places_PD: Tensor) -> Tensor:
         """One token after another, each the first layer's output of the one before it."""
@@ -182,28 +200,32 @@ class TwoLayers(nn.Module):
 
 
 def train(cell: Cell, seed: int, steps: int) -> float:
-    """Accuracy on the inputs that were held out, after training on the answers of the others alone."""
+    """Accuracy on the inputs that were held out, after training on the others."""
     task = Task(cell, seed)
     torch.manual_seed(seed)
-    model, generator = TwoLayers(cell.kind, cell.tokens), torch.Generator().manual_seed(1000 + seed)
+    model, generator = TwoLayers(cell), torch.Generator().manual_seed(1000 + seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     for step in range(steps):
         for group in optimiser.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 100) * (1 + math.cos(math.pi * step / steps)) / 2
         values_BN = task.draw(BATCH_SIZE, generator)
-        loss = F.cross_entropy(model(values_BN), task.answers(values_BN))
+        answer_B, partial_BA = task.answers(values_BN)
+        answer_BV, result_BAV = model(values_BN)
+        loss = F.cross_entropy(answer_BV, answer_B)
+        if cell.is_taught:
+            loss = loss + F.cross_entropy(result_BAV.flatten(0, 1), partial_BA.flatten())
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
     with torch.no_grad():
-        right_B = model(task.held_out_BN).argmax(dim=1) == task.answers(task.held_out_BN)
+        right_B = model(task.held_out_BN)[0].argmax(dim=1) == task.answers(task.held_out_BN)[0]
         return float(right_B.float().mean())
 
 
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each cell: of the task, the weights and the data.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 6000,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 1500,
     output: Annotated[Path, typer.Option(help="JSON lines, one a run; what is there is not run again.")] = Path(
         "theory.jsonl"
     ),
@@ -216,7 +238,7 @@ def main(
             run = json.loads(line)
             done[Cell(*run["cell"]), run["seed"], run["steps"]] = run["accuracy"]
     typer.echo(f"N = {NUM_INPUTS}, {NUM_VALUES} values, width {WIDTH}, {HEADS} heads, {steps:,} steps of {BATCH_SIZE}")
-    typer.echo(f"{'M':>3} {'K':>3}  {'tokens':<12} {'theorem':<9} accuracy (seeds)")
+    typer.echo(f"{'M':>3} {'K':>3}  {'tokens':<12} {'theorem':<9} {'trained on':<12} accuracy (seeds)")
     means: dict[Cell, float] = {}
     for cell in all_cells():
         for seed in range(seeds):
@@ -231,29 +253,37 @@ def main(
         tokens = f"{cell.tokens} {cell.kind}" if cell.tokens else "none"
         shown = " ".join(f"{each:.3f}" for each in accuracies)
         says = "possible" if cell.is_possible else "not"
-        typer.echo(f"{cell.subsets:>3} {cell.depth:>3}  {tokens:<12} {says:<9} {means[cell]:.3f} ({shown})")
+        trained = "results too" if cell.is_taught else "answers"
+        typer.echo(
+            f"{cell.subsets:>3} {cell.depth:>3}  {tokens:<12} {says:<9} {trained:<12} {means[cell]:.3f} ({shown})"
+        )
     if plot:
         draw(means, plot)
 
 
 def draw(means: dict[Cell, float], path: Path) -> None:
-    """Accuracy by M, one panel for each K, one line for each kind of token."""
+    """Accuracy by M at K = 2, and by K at M = 1: a line for each kind of token, dotted from answers alone."""
     from matplotlib import pyplot
 
-    depths = sorted({cell.depth for cell in means})
-    figure, every = pyplot.subplots(1, len(depths), figsize=(4 * len(depths), 3.6), sharey=True, layout="constrained")
-    for axes, depth in zip(every, depths, strict=True):
-        for kind, style in (("none", "o-"), ("parallel", "s--"), ("fed back", "^-")):
-            points = sorted(
-                (cell.subsets, mean) for cell, mean in means.items() if (cell.depth, cell.kind) == (depth, kind)
-            )
-            if points:
-                axes.plot([x for x, _ in points], [y for _, y in points], style, label=kind)
-        axes.axhline(SOLVED, color="0.8", zorder=0)
-        axes.set_title(f"K = {depth}")
-        axes.set_xlabel("M, operations")
+    figure, every = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    wide = {(cell.subsets, cell.kind, cell.is_taught): mean for cell, mean in means.items() if cell.depth == 2}
+    deep = {(cell.depth, cell.kind, cell.is_taught): mean for cell, mean in means.items() if cell.subsets == 1}
+    panels = (("width: K = 2", "M, operations", wide), ("depth: M = 1", "K, inputs of the operation", deep))
+    for axes, (title, label, shown) in zip(every, panels, strict=True):
+        for kind, marker, colour in (("none", "o", "C7"), ("parallel", "s", "C1"), ("fed back", "^", "C0")):
+            for is_taught, line in ((True, "-"), (False, ":")):
+                points = sorted((place, mean) for (place, *cell), mean in shown.items() if cell == [kind, is_taught])
+                name = f"{kind}, {'taught' if is_taught else 'answers alone'}"
+                if points:
+                    axes.plot(*zip(*points, strict=True), f"{marker}{line}", color=colour, label=name)
+        axes.axhline(1 / NUM_VALUES, color="0.8", zorder=0)
+        axes.set_title(title)
+        axes.set_xlabel(label)
+        axes.set_xticks(sorted({place for place, _, _ in shown}))
     every[0].set_ylabel("accuracy on inputs held out")
-    every[0].legend(frameon=False)
+    every[0].set_ylim(0, 1.03)
+    handles = {name: handle for axes in every for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    every[0].legend(handles.values(), handles.keys(), frameon=False, fontsize="small", loc="lower left")
     figure.savefig(path, dpi=150)
 
 

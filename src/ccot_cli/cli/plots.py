@@ -97,7 +97,7 @@ def draw_frontier(result: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
-DIMENSIONS = ("method", "ratio", "layer", "selector", "schedule", "unfreeze", "epochs")
+DIMENSIONS = ("method", "ratio", "layer", "selector", "schedule", "unfreeze", "ends", "epochs")
 NUMERIC = ("ratio", "layer", "epochs")
 
 

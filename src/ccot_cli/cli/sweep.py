@@ -20,7 +20,7 @@ from ccot_cli.cli.options import (
 )
 from ccot_cli.cli.plots import DIMENSIONS, NUMERIC, check_plot, draw_sweep, varied
 from ccot_cli.cli.tables import Style, Table, inverse, render
-from ccot_cli.names import MethodName, Schedule, SelectorName, Unfreeze
+from ccot_cli.names import Ends, MethodName, Schedule, SelectorName, Unfreeze
 
 
 def _one_of(names: Any, text: str) -> Any:
@@ -46,6 +46,7 @@ def sweep(
     selector: Annotated[list[str] | None, _one_of(SelectorName, "Which tokens to keep.")] = None,
     schedule: Annotated[list[str] | None, _one_of(Schedule, "How φ is trained.")] = None,
     unfreeze: Annotated[list[str] | None, _one_of(Unfreeze, "Layers of φ that learn with ψ.")] = None,
+    ends: Annotated[list[str] | None, _one_of(Ends, "Where rollouts end while ψ learns.")] = None,
     epochs: Annotated[
         list[int] | None,
         typer.Option("--epochs", min=1, metavar="N", help="Passes of ψ or a baseline.", rich_help_panel=WHAT),
@@ -88,6 +89,7 @@ def sweep(
         "selector": selector,
         "schedule": schedule,
         "unfreeze": unfreeze,
+        "ends": ends,
         "epochs": epochs,
         "seed": seed,
     }

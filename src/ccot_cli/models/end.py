@@ -6,6 +6,8 @@ problem, so it is solved to the optimum instead of trained by steps.
 Dimensions: M tokens of many examples, B batch, K contemplation tokens, D width.
 """
 
+import random
+from collections.abc import Sequence as Rows
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
@@ -63,6 +65,21 @@ class End:
         return cls(weight_D, bias, Forecast(*forecast.tolist()))
 
 
+def labelled(states: Rows[Tensor], counts: Rows[int]) -> tuple[Tensor, Tensor]:
+    """What END is fitted on: every problem's tokens up to its last one.
+
+    Args:
+        states: Each problem's, D wide; those behind its k-th, or behind where its rollout was left, are not END's.
+        counts: k of each.
+
+    Returns:
+        last_MD and is_last_M, M tokens of all problems.
+    """
+    kept = [each[:count] for each, count in zip(states, counts, strict=True)]
+    is_last = [place == count for each, count in zip(kept, counts, strict=True) for place in range(1, 1 + len(each))]
+    return torch.cat(kept), torch.tensor(is_last, device=kept[0].device)
+
+
 def fit_end(
     last_MD: Tensor, is_last_M: Tensor, forecast: Forecast, *, penalty: float = 1e-4, iterations: int = 200
 ) -> End:
@@ -93,3 +110,42 @@ def fit_end(
         solver.step(closure)  # type: ignore[no-untyped-call]
     folded_D = (weight_D / std_D).detach()
     return End(folded_D, (bias - folded_D @ mean_D).detach(), forecast)
+
+
+BEYOND = 2
+"""Tokens behind the k-th for which a rollout goes on where its end is sampled."""
+
+
+class SampledEnds:
+    """Where END might end each problem's rollout, drawn anew for every epoch with its own probabilities (ours).
+
+    When a question is answered END decides, and is wrong by a token now and then. A ψ that has only read exactly k
+    tokens (paper, section 4.2) does not know what to make of one more, or of one less; one that has learned from
+    rollouts that END ended does. END is fitted on one half of the problems for the other, so that it is as often wrong
+    as on problems that it never saw.
+
+    Args:
+        states: Raw states at index L of each problem's tokens, up to `BEYOND` behind its k-th: K, D.
+        counts: k of each.
+        seed: Of the draws.
+    """
+
+    def __init__(self, states: Rows[Tensor], counts: Rows[int], forecast: Forecast, *, seed: int) -> None:
+        self._seed = seed
+        self._chances: list[list[float]] = [[] for _ in states]
+        """How likely END ends it after each token that is reached."""
+        for half in (0, 1):
+            others = range(1 - half, len(states), 2) or range(len(states))
+            fitted = labelled([states[number] for number in others], [counts[number] for number in others])
+            end = fit_end(*fitted, forecast)
+            for number in range(half, len(states), 2):
+                self._chances[number] = end.logits(states[number]).sigmoid().tolist()
+
+    def __call__(self, epoch: int) -> list[int]:
+        """How many tokens each problem has in an epoch, counted from 0."""
+        draw = random.Random(f"{self._seed} {epoch}")
+        return [_end(chances, draw) for chances in self._chances]
+
+
+def _end(chances: list[float], draw: random.Random) -> int:
+    return next((count for count, chance in enumerate(chances, start=1) if draw.random() < chance), len(chances))

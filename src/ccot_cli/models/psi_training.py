@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.end import End
+from ccot_cli.models.end import End, labelled
 from ccot_cli.models.memory import in_parts
 from ccot_cli.models.optimise import Optimiser, steps_over
 from ccot_cli.models.phi import contemplate, encode_query, feed_back, replay
@@ -44,21 +44,23 @@ class PsiExample:
     answer: list[int]
     """What ψ must say, end of sequence included."""
     num_tokens: int
-    """k; 0 for none."""
+    """How many tokens it reads between query and answer; 0 for none."""
+    last: int | None = None
+    """k, after which END is to stop; `num_tokens` where it is not said."""
 
 
 Rollouts = list[Tensor]
-"""Each problem's contemplation inputs: k, D."""
+"""Each problem's contemplation inputs, or what came of them: at least k, D."""
 
 
 @torch.no_grad()
 def roll_out(
     theta: Theta, adapters: Adapters, queries: Queries, num_tokens: Rows[int], *, layer: int, batch_size: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Generate every problem's k contemplation tokens with φ and yield what was fed, by the problem's number.
+    """Generate every problem's contemplation tokens with φ and yield what was fed, by the problem's number.
 
     Args:
-        num_tokens: k of every problem.
+        num_tokens: How many of every problem.
     """
     lengths = [len(query) for query in queries.queries]
 
@@ -88,9 +90,7 @@ class Read:
     sequence: Sequence
     """The queries, and what comes between them and the answers."""
     last_BKD: Tensor | None = None
-    """φ's contemplation tokens' raw states at index L, where there are any."""
-    mask_BK: Tensor | None = None
-    """Which of them exist."""
+    """φ's contemplation tokens' raw states at index L, where there are any; a row's own come first."""
 
 
 class Context(Protocol):
@@ -146,13 +146,13 @@ class RolloutContext:
         layers = range(self.layer, self.theta.num_layers)
         return self.adapters.parameters(PHI, layers=layers) if self.trains_above else {}
 
-    def read(self, numbers: Rows[int], batch: Rows[PsiExample] = ()) -> Read:
-        inputs = [self.rollouts[number] for number in numbers]
+    def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
+        inputs = [self.rollouts[number][: each.num_tokens] for number, each in zip(numbers, batch, strict=True)]
         inputs_BKD = pad_sequence(inputs, batch_first=True).to(self.theta.device)
         mask_BK = first_columns([len(rows) for rows in inputs], device=self.theta.device)
         sequence, above = self.queries.sequence(numbers), self.trains_above
         arguments = (self.theta, self.adapters, sequence, inputs_BKD, mask_BK)
-        return Read(sequence, replay(*arguments, layer=self.layer, trains_above=above), mask_BK)
+        return Read(sequence, replay(*arguments, layer=self.layer, trains_above=above))
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class UnrolledContext:
         mask_BK = first_columns([example.num_tokens for example in batch], device=self.theta.device)
         _, lower_BKD = feed_back(self.theta, sequence, first_BD, mask_BK, layer=self.layer)
         last_BKD = self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence)
-        return Read(sequence, last_BKD, mask_BK)
+        return Read(sequence, last_BKD)
 
 
 @dataclass(frozen=True)
@@ -208,20 +208,15 @@ END_WEIGHT = 0.5
 """Weight of END's loss beside the answer's, where φ learns with ψ."""
 
 
-def end_loss(weights_1W: Tensor, last_BKD: Tensor, mask_BK: Tensor) -> Tensor:
+def end_loss(weights_1W: Tensor, last_MD: Tensor, is_last_M: Tensor) -> Tensor:
     """Binary cross-entropy of a linear END on states of unit size, with a bias as its last weight.
 
     It serves to teach φ's layers above l; the END that is used is fitted afterwards.
     """
-    states_MD = last_BKD[mask_BK].float()
-    unit_MD = F.normalize(states_MD, dim=-1) * states_MD.shape[-1] ** 0.5
+    last_MD = last_MD.float()
+    unit_MD = F.normalize(last_MD, dim=-1) * last_MD.shape[-1] ** 0.5
     logits_M = (F.pad(unit_MD, (0, 1), value=1.0) @ weights_1W.T)[:, 0]
-    return F.binary_cross_entropy_with_logits(logits_M, is_last(mask_BK)[mask_BK].float())
-
-
-def is_last(mask_BK: Tensor) -> Tensor:
-    """True at every row's last token; its tokens come first."""
-    return mask_BK & ~F.pad(mask_BK[:, 1:], (0, 1))
+    return F.binary_cross_entropy_with_logits(logits_M, is_last_M.float())
 
 
 Lessons = Callable[[int], Rows[PsiExample]]
@@ -296,37 +291,40 @@ class PsiTraining:
         if not self._teaches_end:
             return answered
         assert read.last_BKD is not None
-        assert read.mask_BK is not None
-        ended = end_loss(self.end_1W, read.last_BKD, read.mask_BK)
-        return answered + END_WEIGHT * ended * (_num_tokens(batch) / _num_tokens(every))
+        states = [row_KD[: each.num_tokens] for row_KD, each in zip(read.last_BKD, batch, strict=True)]
+        ended = end_loss(self.end_1W, *labelled(states, [_last(each) for each in batch]))
+        return answered + END_WEIGHT * ended * (_num_labelled(batch) / _num_labelled(every))
 
 
 def _num_answer(batch: Rows[PsiExample]) -> int:
     return sum(len(example.answer) for example in batch)
 
 
-def _num_tokens(batch: Rows[PsiExample]) -> int:
-    return sum(example.num_tokens for example in batch)
+def _last(example: PsiExample) -> int:
+    return example.num_tokens if example.last is None else example.last
+
+
+def _num_labelled(batch: Rows[PsiExample]) -> int:
+    return sum(min(example.num_tokens, _last(example)) for example in batch)
 
 
 @torch.no_grad()
-def last_states(context: RolloutContext, *, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Raw states at index L of every contemplation token, and whether it is its problem's last.
+def last_states(context: RolloutContext, examples: Rows[PsiExample], *, batch_size: int) -> Rollouts:
+    """Raw states at index L of the contemplation tokens that each problem reads."""
 
-    Returns:
-        last_MD and is_last_M, M tokens of all problems.
-    """
-
-    def run(numbers: Rows[int]) -> tuple[Tensor, Tensor]:
-        read = context.read(numbers)
-        assert read.last_BKD is not None
-        assert read.mask_BK is not None
-        return read.last_BKD[read.mask_BK], is_last(read.mask_BK)[read.mask_BK]
+    def run(numbers: Rows[int]) -> list[tuple[int, Tensor]]:
+        batch = [examples[number] for number in numbers]
+        last_BKD = context.read(numbers, batch).last_BKD
+        assert last_BKD is not None
+        return [
+            (number, row_KD[: each.num_tokens].clone())
+            for number, row_KD, each in zip(numbers, last_BKD, batch, strict=True)
+        ]
 
     lengths = [len(query) for query in context.queries.queries]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    states, labels = zip(*(found for batch in batches for found in in_parts(batch, run)), strict=True)
-    return torch.cat(states), torch.cat(labels)
+    states = dict(found for batch in batches for part in in_parts(batch, run) for found in part)
+    return [states[number] for number in range(len(examples))]
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ DIMENSIONS = {
     "selector": Dimension(("score.selector",), "", score.STAGE),
     "schedule": Dimension(("train_phi.schedule",), "", train_phi.STAGE),
     "unfreeze": Dimension(("train_psi.unfreeze",), "unfreeze-", train_psi.STAGE),
+    "ends": Dimension(("train_psi.ends",), "", train_psi.STAGE),
     "epochs": Dimension(("train_psi.epochs",), "e", train_psi.STAGE),
     "seed": Dimension(("score.seed", "train_phi.seed", "train_psi.seed"), "s", score.STAGE),
 }
@@ -87,6 +88,7 @@ class Row:
     selector: str
     schedule: str
     unfreeze: str
+    ends: str
     epochs: int
     seeds: list[int]
     num_steps: int

@@ -5,13 +5,16 @@ from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+from torch import Tensor
+
 from ccot_cli.config import Settings, stage_config
-from ccot_cli.data.problems import Problem
+from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.end import fit_end
+from ccot_cli.models.end import BEYOND, SampledEnds, fit_end, labelled
 from ccot_cli.models.looks import Forecast
 from ccot_cli.models.psi_training import (
     Context,
+    Lessons,
     PsiExample,
     PsiTraining,
     RolloutContext,
@@ -111,29 +114,52 @@ class _Job:
         self.adapters.load(PHI, self.phi.folder / PHI)
         self.adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
         stored = precompute.read_problems(self.source)
-        self.train_examples = self._examples([item.problem for item in stored if not item.is_validation])
         self.held_out = [item.problem for item in stored if item.is_validation]
-        self.held_examples = self._examples(self.held_out)
-
-    def _examples(self, problems: list[Problem]) -> list[PsiExample]:
-        """What ψ learns from these problems."""
         encoder = self.theta.encoder
-        return [
-            PsiExample(each.query, encoder.answer_marker, each.answer, num_kept(self.ratio, len(each.chain)))
-            for each in encoder.problems(problems)
-        ]
+        training = encoder.problems([item.problem for item in stored if not item.is_validation])
+        self.chain_lengths = [len(each.chain) for each in training]
+        self.train_examples = self._examples(training)
+        self.held_examples = self._examples(encoder.problems(self.held_out))
+        lengths, counts = zip(*((len(each.query), each.num_tokens) for each in self.train_examples), strict=True)
+        self.forecast = Forecast.fit(lengths, counts)
+
+    def _examples(self, problems: Rows[EncodedProblem]) -> list[PsiExample]:
+        """What ψ learns from these problems, with the true k."""
+        marker = self.theta.encoder.answer_marker
+        return [PsiExample(each.query, marker, each.answer, num_kept(self.ratio, len(each.chain))) for each in problems]
 
     def _queries(self, examples: list[PsiExample]) -> Queries:
         ids = [each.query for each in examples]
         return open_queries(self.workspace, self.source, self.adapters, ids, self.layer, self.progress)
 
-    def _context(self, queries: Queries) -> Context:
-        """What ψ learns to decode from."""
-        unfreeze = self.settings.train_psi.unfreeze
-        if unfreeze == "all":
-            return UnrolledContext(self.theta, self.adapters, queries, self.layer)
-        rollouts, above = self._roll_out(queries, self.train_examples), unfreeze == "above"
-        return RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer, trains_above=above)
+    def _lessons(self, queries: Queries) -> tuple[Context, Rows[PsiExample] | Lessons]:
+        """What ψ learns to decode from, and how much of it."""
+        chosen, examples = self.settings.train_psi, self.train_examples
+        if chosen.unfreeze == "all":
+            return UnrolledContext(self.theta, self.adapters, queries, self.layer), examples
+        is_sampled = chosen.ends == "sampled"
+        longest = [
+            # A rollout is never longer than the chain, for which the model has room.
+            replace(each, num_tokens=min(each.num_tokens + BEYOND, length)) if is_sampled else each
+            for each, length in zip(examples, self.chain_lengths, strict=True)
+        ]
+        rollouts = self._roll_out(queries, longest)
+        context = RolloutContext(
+            self.theta, self.adapters, queries, rollouts, self.layer, trains_above=chosen.unfreeze == "above"
+        )
+        if not is_sampled:
+            return context, examples
+        states = last_states(context, longest, batch_size=self._forward_size)
+        ends = SampledEnds(states, [each.num_tokens for each in examples], self.forecast, seed=chosen.seed)
+
+        def lessons(epoch: int) -> list[PsiExample]:
+            counts = ends(epoch)
+            return [
+                replace(each, num_tokens=count, last=each.num_tokens)
+                for each, count in zip(examples, counts, strict=True)
+            ]
+
+        return context, lessons
 
     def _roll_out(self, queries: Queries, examples: list[PsiExample]) -> Rollouts:
         rollouts = {}
@@ -155,11 +181,11 @@ class _Job:
         """ψ, then END with ψ frozen, then a look at the validation problems."""
         chosen = self.settings.train_psi
         queries = self._queries(self.train_examples)
-        context = self._context(queries)
+        context, lessons = self._lessons(queries)
         training = PsiTraining(
             self.theta,
             self.adapters,
-            self.train_examples,
+            lessons,
             context,
             epochs=chosen.epochs,
             batch_size=chosen.batch_size,
@@ -202,14 +228,14 @@ class _Job:
     def _train_end(self, build: Build, queries: Queries, rollouts: Rollouts) -> dict[str, float]:
         """Fit END on rollouts of the training problems and judge it on validation's."""
         held = self._queries(self.held_examples)
-        pairs = (queries, rollouts), (held, self._roll_out(held, self.held_examples))
-        states = [
-            last_states(RolloutContext(self.theta, self.adapters, *pair, self.layer), batch_size=self._forward_size)
-            for pair in pairs
-        ]
-        examples = self.train_examples
-        forecast = Forecast.fit([len(each.query) for each in examples], [each.num_tokens for each in examples])
-        end = fit_end(*states[0], forecast)
+        end = fit_end(*self._labelled(queries, rollouts, self.train_examples), self.forecast)
         end.save(build.folder)
-        report = judge_end(end, *states[1])
+        held_rollouts = self._roll_out(held, self.held_examples)
+        report = judge_end(end, *self._labelled(held, held_rollouts, self.held_examples))
         return {**asdict(report), "accuracy": report.accuracy}
+
+    def _labelled(self, queries: Queries, rollouts: Rollouts, examples: list[PsiExample]) -> tuple[Tensor, Tensor]:
+        """Every token's state at index L, and whether it is its problem's last."""
+        context = RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer)
+        states = last_states(context, examples, batch_size=self._forward_size)
+        return labelled(states, [each.num_tokens for each in examples])
