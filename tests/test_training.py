@@ -19,7 +19,7 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.word_problems import generate
 from ccot_cli.errors import DivergedError, ResourceError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.end import BEYOND, End, SampledEnds, fit_end, labelled
+from ccot_cli.models.end import BEYOND, End, LateEnds, fit_end, labelled
 from ccot_cli.models.gold import gold_states, plan_batches
 from ccot_cli.models.joint import JointTraining
 from ccot_cli.models.joint import generate as generate_states
@@ -668,41 +668,43 @@ def test_the_end_loss_is_that_of_a_linear_classifier_on_states_of_unit_size() ->
     assert float(end_loss(weights, last, labels)) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
 
 
-def test_sampled_ends_are_as_often_wrong_as_end() -> None:
+def test_ends_are_as_often_late_as_ends_own_and_never_early() -> None:
     generator = torch.Generator().manual_seed(0)
     counts = [2 + number % 3 for number in range(600)]
     # One channel says how many tokens are left, not clearly: END can be sure of nothing.
     states = [
         torch.stack([torch.tensor([count - 1.0 - column, 1.0]) for column in range(count + BEYOND)])
-        + 0.4 * torch.randn(count + BEYOND, 2, generator=generator)
+        + 0.7 * torch.randn(count + BEYOND, 2, generator=generator)
         for count in counts
     ]
-    ends = SampledEnds(states, counts, FORECAST, seed=0)
+    ends = LateEnds(states, counts, FORECAST, seed=0)
     assert ends(0) == ends(0)
     assert ends(0) != ends(1)
-    assert all(1 <= drawn <= count + BEYOND for drawn, count in zip(ends(0), counts, strict=True))
+    assert all(count <= drawn <= count + BEYOND for drawn, count in zip(ends(0), counts, strict=True))
     end = fit_end(*labelled(states, counts), FORECAST)
     expected = torch.zeros(3)
     for state, count in zip(states, counts, strict=True):
         chance = end.logits(state).sigmoid()
         going_on = torch.cat([torch.ones(1), (1 - chance).cumprod(0)])
-        # One too early, right, one too late.
-        expected += (going_on[:-1] * chance)[count - 2 : count + 1]
-    assert 0.5 < expected[1] / 600 < 0.95
+        # Right or too early, one too late, and later still.
+        late = going_on[count]
+        expected += torch.stack([1 - late, late * chance[count], late * (1 - chance[count])])
+    assert 0.5 < expected[0] / 600 < 0.95
+    assert expected[2] / 600 > 0.005
     off = [drawn - count for epoch in range(20) for drawn, count in zip(ends(epoch), counts, strict=True)]
-    found = [off.count(each) / 20 for each in (-1, 0, 1)]
+    found = [off.count(each) / 20 for each in range(3)]
     assert found == pytest.approx(expected.tolist(), rel=0.1)
 
 
 def test_ends_that_are_certain_are_the_true_ones() -> None:
     counts = [1 + number % 4 for number in range(80)]
     states = [torch.tensor([[float(column == count - 1), 1.0] for column in range(count + BEYOND)]) for count in counts]
-    assert SampledEnds(states, counts, FORECAST, seed=0)(0) == counts
+    assert LateEnds(states, counts, FORECAST, seed=0)(0) == counts
 
 
-def test_a_single_problem_has_sampled_ends_too() -> None:
+def test_a_single_problem_has_late_ends_too() -> None:
     states = [torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]])]
-    assert SampledEnds(states, [2], FORECAST, seed=0)(0) == [2]
+    assert LateEnds(states, [2], FORECAST, seed=0)(0) == [2]
 
 
 def test_end_is_taught_to_phi_where_phi_learns_with_psi(llama: Theta) -> None:

@@ -5,16 +5,17 @@
     python examples/theory/width_and_depth.py --plot theory.svg
 
 The class F(M, K) has functions of N inputs that apply a generic binary operation (here: a random Latin square, which is
-not associative) along M subsets of K inputs each, and then aggregate the M results (here: a vote with unlike weights).
-The theorem speaks of two-layer transformers whose every index can hold one value:
+not associative) along M subsets of K inputs each, and then aggregate the M results (here: the most frequent one, and
+the least of several). The theorem speaks of two-layer transformers whose every index can hold one value:
 
 - without contemplation tokens they represent F(M, 2) for M <= N only;
 - M - N tokens in parallel suffice for F(M, 2) with M > N;
 - M (K - 1) tokens that are fed back, each the first layer's output of the one before, suffice for F(M, K) with K > 2.
 
 This script trains such transformers from nothing and says what each learns: once from the answers alone, and once
-*taught* what the theorem's construction puts where, as CCoT teaches its tokens: with K = 2 each index is asked for one
-of the M results while there are indices, with K > 2 each token for one of the M (K - 1) partial results. Narrow states
+*taught* what the theorem's construction puts where, as CCoT teaches its tokens: with K = 2 the first layer's output at
+each index is asked for one of the M results, while there are indices, with K > 2 at each token for one of the M (K - 1)
+partial results. Narrow states
 and two attention heads stand for the theorem's "one operation an index"; a trained network need not keep to that, and
 training need not find what the theorem allows. Results go to stdout as a table, and as JSON lines to --output, where a
 run that was stopped goes on.
@@ -102,8 +103,6 @@ class Task:
         every = list(combinations(range(NUM_INPUTS), cell.depth))
         drawn = torch.randperm(len(every), generator=generator)[: cell.subsets].tolist()
         self.subsets_MK = torch.tensor([every[number] for number in drawn])
-        # Unlike weights, so that no vote is a tie; close ones, so that every result counts.
-        self.weights_M = 1 + 0.3 * torch.rand(cell.subsets, generator=generator)
         every_IN = torch.cartesian_prod(*[torch.arange(NUM_VALUES)] * NUM_INPUTS)
         drawn_I = torch.randperm(len(every_IN), generator=generator)
         self.held_out_BN, self.training_IN = every_IN[drawn_I[:HELD_OUT]], every_IN[drawn_I[HELD_OUT:]]
@@ -119,7 +118,7 @@ class Task:
         results = [chosen_BMK[..., 0]]
         for step in range(1, chosen_BMK.shape[-1]):
             results.append(self.table_VV[results[-1], chosen_BMK[..., step]])
-        votes_BV = (F.one_hot(results[-1], NUM_VALUES) * self.weights_M[None, :, None]).sum(dim=1)
+        votes_BV = NUM_VALUES * F.one_hot(results[-1], NUM_VALUES).sum(dim=1) - torch.arange(NUM_VALUES)
         # One subset's partial results after another's, each from its shortest to its whole.
         partial_BA = torch.stack(results[1:], dim=2).flatten(1)[:, : self._num_asked]
         return votes_BV.argmax(dim=1), partial_BA
@@ -168,10 +167,6 @@ class TwoLayers(nn.Module):
         self.place_TD = nn.Parameter(0.5 * torch.randn(NUM_INPUTS + cell.tokens, WIDTH))
         self.first, self.second = Layer(), Layer()
         self.answer, self.result = (nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, NUM_VALUES)) for _ in range(2))
-        # The inputs see each other; a token sees them and the tokens up to itself.
-        length = NUM_INPUTS + cell.tokens
-        self.allowed_TT = torch.ones(length, length).tril().bool()
-        self.allowed_TT[:NUM_INPUTS, :NUM_INPUTS] = True
 
     def forward(self, values_BN: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the answer (B, V), and of the results at the asked indices (B, A, V)."""
@@ -181,13 +176,14 @@ class TwoLayers(nn.Module):
         if self.kind == "fed back":
             middle_BTD = self._fed_back(inputs_BND, middle_BND, places_PD)
         else:
-            # A parallel token is its place alone.
+            # A parallel token is its place alone; it sees the inputs and the tokens before it.
             tokens_BPD = places_PD.expand(len(values_BN), -1, -1)
+            allowed_PT = torch.ones(self.num_tokens, NUM_INPUTS + self.num_tokens).tril(NUM_INPUTS).bool()
             seen_BTD = torch.cat([inputs_BND, tokens_BPD], dim=1)
-            new = [self.first(tokens_BPD, seen_BTD, self.allowed_TT[NUM_INPUTS:])] if self.num_tokens else []
+            new = [self.first(tokens_BPD, seen_BTD, allowed_PT)] if self.num_tokens else []
             middle_BTD = torch.cat([middle_BND, *new], dim=1)
-        last_BTD = self.second(middle_BTD, middle_BTD, self.allowed_TT)
-        return self.answer(last_BTD[:, -1]), self.result(last_BTD[:, self.asked.start : self.asked.stop])
+        last_BD = self.second(middle_BTD[:, -1:], middle_BTD)[:, 0]
+        return self.answer(last_BD), self.result(middle_BTD[:, self.asked.start : self.asked.stop])
 
     def _fed_back(self, inputs_BND: Tensor, middle_BND: Tensor, places_PD: Tensor) -> Tensor:
         """One token after another, each the first layer's output of the one before it."""

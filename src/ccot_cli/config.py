@@ -227,8 +227,8 @@ class TrainPsiConfig(Section):
     """The highest step size."""
     unfreeze: Unfreeze = "above"
     """Layers of φ that learn from the answer too: none, those above l as in the paper, or all through the rollout."""
-    ends: Ends = "sampled"
-    """Where rollouts end while ψ learns: where END might, or at exactly k as in the paper and with unfreeze: all."""
+    ends: Ends = "exact"
+    """Where rollouts end while ψ learns: after exactly k tokens, or later too, as where END misses k (not with all)."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes."""
     seed: int = 0
@@ -328,9 +328,7 @@ def _gsm8k_llama2_7b() -> Settings:
             optimiser="adamw",
             learning_rate=1e-4,
         ),
-        train_psi=TrainPsiConfig(
-            lora_rank=64, lora_alpha=64, batch_size=32, optimiser="adamw", learning_rate=1e-4, ends="exact"
-        ),
+        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, batch_size=32, optimiser="adamw", learning_rate=1e-4),
         eval=EvalConfig(limit=None),
         decoding=DecodingConfig(cap_tokens=200, max_chain_tokens=512),
     )

@@ -21,7 +21,7 @@ KEYED_STAGES = ("score", "train-phi", "train-psi")
 
 Schedule = Literal["joint", "layerwise"]
 Unfreeze = Literal["none", "above", "all"]
-Ends = Literal["sampled", "exact"]
+Ends = Literal["exact", "late"]
 SelectorName = Literal["predictive", "learned", "even", "random", "last"]
 PromptingName = Literal["zero-shot", "few-shot"]
 OptimiserName = Literal["adamw", "muon"]

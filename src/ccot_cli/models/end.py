@@ -113,16 +113,16 @@ def fit_end(
 
 
 BEYOND = 2
-"""Tokens behind the k-th for which a rollout goes on where its end is sampled."""
+"""Tokens behind the k-th up to which a rollout may go on."""
 
 
-class SampledEnds:
-    """Where END might end each problem's rollout, drawn anew for every epoch with its own probabilities (ours).
+class LateEnds:
+    """Where each problem's rollout ends, at its k-th token or where END might end it later (ours).
 
-    When a question is answered END decides, and is wrong by a token now and then. A ψ that has only read exactly k
-    tokens (paper, section 4.2) does not know what to make of one more, or of one less; one that has learned from
-    rollouts that END ended does. END is fitted on one half of the problems for the other, so that it is as often wrong
-    as on problems that it never saw.
+    When a question is answered END decides, and now and then misses the k-th token. A ψ that has only read exactly k
+    (paper, section 4.2) does not know what to make of one more. Ends are drawn anew for every epoch with END's own
+    probabilities. It is fitted on one half of the problems for the other, so that it is as often wrong as on problems
+    that it never saw. An end that it sets too early is not drawn: to make two steps at once costs ψ more than it gains.
 
     Args:
         states: Raw states at index L of each problem's tokens, up to `BEYOND` behind its k-th: K, D.
@@ -131,7 +131,7 @@ class SampledEnds:
     """
 
     def __init__(self, states: Rows[Tensor], counts: Rows[int], forecast: Forecast, *, seed: int) -> None:
-        self._seed = seed
+        self._counts, self._seed = counts, seed
         self._chances: list[list[float]] = [[] for _ in states]
         """How likely END ends it after each token that is reached."""
         for half in (0, 1):
@@ -144,7 +144,7 @@ class SampledEnds:
     def __call__(self, epoch: int) -> list[int]:
         """How many tokens each problem has in an epoch, counted from 0."""
         draw = random.Random(f"{self._seed} {epoch}")
-        return [_end(chances, draw) for chances in self._chances]
+        return [max(count, _end(chances, draw)) for count, chances in zip(self._counts, self._chances, strict=True)]
 
 
 def _end(chances: list[float], draw: random.Random) -> int:

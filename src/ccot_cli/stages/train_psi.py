@@ -10,7 +10,7 @@ from torch import Tensor
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.end import BEYOND, SampledEnds, fit_end, labelled
+from ccot_cli.models.end import BEYOND, LateEnds, fit_end, labelled
 from ccot_cli.models.looks import Forecast
 from ccot_cli.models.psi_training import (
     Context,
@@ -137,20 +137,20 @@ class _Job:
         chosen, examples = self.settings.train_psi, self.train_examples
         if chosen.unfreeze == "all":
             return UnrolledContext(self.theta, self.adapters, queries, self.layer), examples
-        is_sampled = chosen.ends == "sampled"
+        may_be_late = chosen.ends == "late"
         longest = [
             # A rollout is never longer than the chain, for which the model has room.
-            replace(each, num_tokens=min(each.num_tokens + BEYOND, length)) if is_sampled else each
+            replace(each, num_tokens=min(each.num_tokens + BEYOND, length)) if may_be_late else each
             for each, length in zip(examples, self.chain_lengths, strict=True)
         ]
         rollouts = self._roll_out(queries, longest)
         context = RolloutContext(
             self.theta, self.adapters, queries, rollouts, self.layer, trains_above=chosen.unfreeze == "above"
         )
-        if not is_sampled:
+        if not may_be_late:
             return context, examples
         states = last_states(context, longest, batch_size=self._forward_size)
-        ends = SampledEnds(states, [each.num_tokens for each in examples], self.forecast, seed=chosen.seed)
+        ends = LateEnds(states, [each.num_tokens for each in examples], self.forecast, seed=chosen.seed)
 
         def lessons(epoch: int) -> list[PsiExample]:
             counts = ends(epoch)
