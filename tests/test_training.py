@@ -1,5 +1,6 @@
 """Training of φ, ψ and END against slow, obvious versions of themselves."""
 
+import gc
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
@@ -794,6 +795,24 @@ def test_a_single_example_that_does_not_fit_is_refused() -> None:
     optimiser = Optimiser({"weight": nn.Parameter(torch.ones(2))}, learning_rate=0.1, num_steps=20)
     with pytest.raises(ResourceError):
         optimiser.step_on([0, 1], share)
+
+
+def bytes_of_tensors() -> int:
+    gc.collect()
+    # `isinstance` asks some objects of torch for attributes that warn.
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_what_is_kept_does_not_grow_from_layer_to_layer(make_theta: MakeTheta, tmp_path: Path, in_files: bool) -> None:
+    theta = make_theta("llama")
+    adapters, examples = shaken(theta, PHI), phi_examples(theta, 8)
+    options = {"epochs": 1, "batch_size": 3, "learning_rate": 1e-2, "seed": 5, "folder": tmp_path if in_files else None}
+    training = train_layerwise(theta, adapters, examples, examples[:2], layer=LAYER, **options)  # type: ignore[arg-type]
+    kept = [bytes_of_tensors() for _ in training]
+    assert len(kept) == theta.num_layers
+    assert max(kept) == min(kept)
 
 
 def test_resting_in_files_changes_nothing(make_theta: MakeTheta, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from ccot_cli.errors import UsageError
 from ccot_cli.names import SETTINGS_FILE
 
 QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
-RATIO = Decimal("0.1")
+RATIO = Decimal("0.2")
+"""Three tokens a line, which φ learns far sooner than one."""
 STEPS = (2, 3)
 """Short problems: minutes are enough to learn to contemplate on them."""
 NUM_TRAIN, NUM_TEST = 4000, 400

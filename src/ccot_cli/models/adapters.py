@@ -152,10 +152,12 @@ class Adapters:
         return kept.forward
 
     def train_only(self, names: Iterable[str]) -> None:
-        """Declare the exact set of trainable parameters, by their names in `named_parameters`."""
+        """Declare the exact set of trainable parameters, by name; the others keep no gradient."""
         trained = set(names)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in trained)
+            if name not in trained:
+                parameter.grad = None
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.theta.model.named_parameters())
