@@ -129,6 +129,12 @@ def test_override_refuses_what_a_file_may_not_say(name: str, value: object, mess
         override(Settings(), {name: value})
 
 
+def test_late_ends_want_rollouts_that_are_kept() -> None:
+    late = override(Settings(), {"train_psi.ends": "late", "train_psi.unfreeze": "none"})
+    with pytest.raises(UsageError, match="unfreeze: none or above"):
+        override(late, {"train_psi.unfreeze": "all"})
+
+
 def test_settings_without_effect_on_the_result_do_not_change_a_stages_config() -> None:
     same = override(Settings(), {"model.device": "cuda", "precompute.batch_tokens": 1})
     other = override(Settings(), {"precompute.scorer_layer": 2})

@@ -153,6 +153,23 @@ def test_the_asked_indices_are_taught_one_result_each_in_the_order_in_which_they
     assert results.shape == (20, len(cell.asked), theory.NUM_VALUES)
 
 
+@pytest.mark.parametrize("is_taught", [False, True])
+def test_only_a_taught_cell_learns_results(
+    theory: ModuleType, monkeypatch: pytest.MonkeyPatch, is_taught: bool
+) -> None:
+    made: list[torch.nn.Module] = []
+
+    class Watched(theory.TwoLayers):  # type: ignore[name-defined, misc]
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+            self.before = self.result[1].weight.detach().clone()
+
+    monkeypatch.setattr(theory, "TwoLayers", Watched)
+    theory.train(theory.Cell(1, 4, "fed back", 3, is_taught), 0, 3)
+    assert torch.equal(made[0].before, made[0].result[1].weight) != is_taught
+
+
 @pytest.mark.parametrize("kind", ["parallel", "fed back"])
 def test_a_token_sees_what_came_before_it_and_nothing_later(theory: ModuleType, kind: str) -> None:
     torch.manual_seed(0)

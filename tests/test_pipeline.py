@@ -547,7 +547,7 @@ def test_a_stop_waits_for_the_end_of_a_step_and_loses_none(
     assert one.manifest.files == other.manifest.files
 
 
-@pytest.mark.parametrize(("ends", "unfreeze"), [("late", "above"), ("exact", "above"), ("late", "all")])
+@pytest.mark.parametrize(("ends", "unfreeze"), [("late", "above"), ("exact", "above"), ("exact", "all")])
 def test_rollouts_end_at_k_or_later_where_end_might_miss_it(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, ends: str, unfreeze: str
 ) -> None:
@@ -577,21 +577,29 @@ def test_rollouts_end_at_k_or_later_where_end_might_miss_it(
         assert all(
             k <= count <= most for epoch in lessons for k, count, most in zip(counts, epoch, longest, strict=True)
         )
-        # An END of random states is often wrong.
-        assert len({tuple(epoch) for epoch in lessons}) == 3
-        assert all([each.last for each in made[0]._lessons(epoch)] == counts for epoch in range(3))
+        # An END of random states misses some, in every epoch others.
+        assert len({tuple(epoch) for epoch in lessons}) > 1
+        assert all([each.num_before_end for each in made[0]._lessons(epoch)] == counts for epoch in range(3))
     else:
         assert lessons == [counts] * 3
 
 
-@pytest.mark.parametrize("schedule", ["joint", "layerwise"])
-@pytest.mark.parametrize("unfreeze", ["above", "all"])
-def test_interrupted_training_ends_in_the_same_bits(make_run: MakeRun, schedule: str, unfreeze: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "unfreeze", "ends"),
+    [
+        ("joint", "above", "late"),
+        ("joint", "all", "exact"),
+        ("layerwise", "above", "exact"),
+        ("layerwise", "none", "late"),
+    ],
+)
+def test_interrupted_training_ends_in_the_same_bits(make_run: MakeRun, schedule: str, unfreeze: str, ends: str) -> None:
     changes = {
         "train_phi.checkpoint_steps": 1,
         "train_phi.schedule": schedule,
         "train_psi.checkpoint_steps": 1,
         "train_psi.unfreeze": unfreeze,
+        "train_psi.ends": ends,
     }
     whole, halted = make_run("whole", **changes), make_run("halted", **changes)
     for run in (whole, halted):

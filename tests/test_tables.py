@@ -101,13 +101,14 @@ def test_a_picture_is_drawn(tmp_path: Path, name: str) -> None:
 
 def test_a_sweep_is_drawn_with_a_line_for_each_choice(tmp_path: Path) -> None:
     def cell(ratio: float, selector: str) -> dict[str, object]:
-        fixed = {"method": "ccot", "layer": 7, "schedule": "joint", "unfreeze": "above", "epochs": 3, "n": 500}
+        fixed = {"method": "ccot", "layer": 7, "schedule": "joint", "unfreeze": "above", "ends": "exact", "epochs": 3}
         return {
             "ratio": ratio,
             "selector": selector,
             "accuracy": 0.5,
             "low": 0.4,
             "high": 0.6,
+            "n": 500,
             "split": "test",
             **fixed,
         }

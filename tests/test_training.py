@@ -515,20 +515,19 @@ def test_last_states_are_those_of_each_problems_own_rollout(llama: Theta) -> Non
         torch.testing.assert_close(found, alone.last_BKD[0], atol=1e-5, rtol=1e-4)
 
 
-def test_the_last_of_each_problems_tokens_is_labelled_and_what_lies_behind_it_is_not_ends() -> None:
+def test_the_last_of_each_problems_tokens_is_labelled_and_what_lies_behind_it_is_left_out() -> None:
     states = [torch.full((count, 2), float(number)) for number, count in enumerate((3, 1, 4))]
-    last, labels = labelled(states, [2, 2, 4])
+    last, labels = labelled(states, [2, 1, 4])
     assert last[:, 0].tolist() == [0, 0, 1, 2, 2, 2, 2]
-    # The second problem's rollout was left before its last token.
-    assert labels.tolist() == [False, True, False, False, False, False, True]
+    assert labels.tolist() == [False, True, True, False, False, False, True]
 
 
 def test_psi_reads_as_many_tokens_as_a_lesson_says_and_end_learns_from_those_up_to_k(llama: Theta) -> None:
     adapters = shaken(llama, PHI)
     whole = [replace(example, num_tokens=3) for example in psi_examples(llama)[:3]]
     weights = torch.randn(1, llama.model.config.hidden_size + 1, generator=seeded(2))
-    for read, last in ((1, 3), (2, 2), (3, 2)):
-        lessons = [replace(example, num_tokens=read, last=last) for example in whole]
+    for read, last in ((2, 2), (3, 2), (3, 1)):
+        lessons = [replace(example, num_tokens=read, num_before_end=last) for example in whole]
         training = psi_training(llama, adapters, whole, lessons=lessons)
         training.end_1W.data.copy_(weights)
         found = float(training.share([0, 1, 2], [0, 1, 2]).detach())
@@ -538,8 +537,8 @@ def test_psi_reads_as_many_tokens_as_a_lesson_says_and_end_learns_from_those_up_
         assert seen.last_BKD is not None
         start, answers = [each.start for each in whole], [each.answer for each in whole]
         answered = answer_loss(llama, adapters, seen.sequence, start, answers)
-        labels = torch.tensor([column == last for column in range(1, 1 + min(read, last))] * 3)
-        ended = end_loss(weights, seen.last_BKD[:, : min(read, last)].flatten(0, 1), labels)
+        labels = torch.tensor([column == last for column in range(1, 1 + last)] * 3)
+        ended = end_loss(weights, seen.last_BKD[:, :last].flatten(0, 1), labels)
         assert found == pytest.approx(float((answered + END_WEIGHT * ended).detach()), rel=1e-5)
 
 
@@ -703,6 +702,17 @@ def test_ends_that_are_certain_are_the_true_ones() -> None:
     assert LateEnds(states, counts, FORECAST, seed=0)(0) == counts
 
 
+def test_ends_are_drawn_from_an_end_that_was_fitted_on_other_problems() -> None:
+    # Enough random channels to learn every problem by heart: of those that it has seen, END would be sure.
+    generator = torch.Generator().manual_seed(0)
+    counts = [2] * 20
+    states = [torch.randn(2 + BEYOND, 200, generator=generator) for _ in counts]
+    end = fit_end(*labelled(states, counts), FORECAST)
+    assert all(end(each).tolist()[:2] == [False, True] for each in states)
+    ends = LateEnds(states, counts, FORECAST, seed=0)
+    assert sum(drawn > 2 for epoch in range(10) for drawn in ends(epoch)) > 20
+
+
 def test_a_single_problem_has_late_ends_too() -> None:
     states = [torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]])]
     assert LateEnds(states, [2], FORECAST, seed=0)(0) == [2]
@@ -725,7 +735,13 @@ def test_end_is_taught_to_phi_where_phi_learns_with_psi(llama: Theta) -> None:
 def trainings(theta: Theta, adapters: Adapters, **changes: object) -> list[JointTraining | PsiTraining]:
     """φ in the middle of its weaning, and ψ with φ's upper layers and END."""
     joint = joint_training(theta, adapters, phi_examples(theta, 7), taught_epochs=0, batch_size=7, **changes)
-    psi = psi_training(theta, adapters, psi_examples(theta))
+    examples = psi_examples(theta)
+    lessons = [
+        replace(each, num_tokens=each.num_tokens + number % 2, num_before_end=each.num_tokens)
+        for number, each in enumerate(examples)
+    ]
+    longest = [replace(each, num_tokens=each.num_tokens + 1) for each in examples]
+    psi = psi_training(theta, adapters, longest, lessons=lessons)
     psi.end_1W.data.normal_(generator=seeded(2))
     return [joint, psi]
 

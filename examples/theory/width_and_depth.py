@@ -9,16 +9,15 @@ not associative) along M subsets of K inputs each, and then aggregate the M resu
 the least of several). The theorem speaks of two-layer transformers whose every index can hold one value:
 
 - without contemplation tokens they represent F(M, 2) for M <= N only;
-- M - N tokens in parallel suffice for F(M, 2) with M > N;
+- M - N tokens in parallel suffice for F(M, 2) with M > N, and what they can do tokens that are fed back can;
 - M (K - 1) tokens that are fed back, each the first layer's output of the one before, suffice for F(M, K) with K > 2.
 
 This script trains such transformers from nothing and says what each learns: once from the answers alone, and once
-*taught* what the theorem's construction puts where, as CCoT teaches its tokens: with K = 2 the first layer's output at
-each index is asked for one of the M results, while there are indices, with K > 2 at each token for one of the M (K - 1)
-partial results. Narrow states
-and two attention heads stand for the theorem's "one operation an index"; a trained network need not keep to that, and
-training need not find what the theorem allows. Results go to stdout as a table, and as JSON lines to --output, where a
-run that was stopped goes on.
+*taught* what the theorem's construction puts where, as CCoT teaches its tokens. With K = 2 the first layer's output at
+the first M indices, inputs and tokens, as far as there are as many, is asked for one of the M results; with K > 2 that
+at each token for one of the M (K - 1) partial results. Narrow states and two attention heads stand for the theorem's
+"one operation an index"; a trained network need not keep to that, and training need not find what the theorem allows.
+Results go to stdout as a table, and as JSON lines to --output, where a run that was stopped goes on.
 
 Dimensions: B batch, N inputs, P contemplation tokens, T all indices, A indices that are asked, D width, V values.
 """
@@ -271,7 +270,6 @@ def draw(means: dict[Cell, float], path: Path) -> None:
                 name = f"{kind}, {'taught' if is_taught else 'answers alone'}"
                 if points:
                     axes.plot(*zip(*points, strict=True), f"{marker}{line}", color=colour, label=name)
-        axes.axhline(1 / NUM_VALUES, color="0.8", zorder=0, label="a guess")
         axes.set_title(title)
         axes.set_xlabel(label)
         axes.set_xticks(sorted({place for place, _, _ in shown}))

@@ -228,11 +228,17 @@ class TrainPsiConfig(Section):
     unfreeze: Unfreeze = "above"
     """Layers of φ that learn from the answer too: none, those above l as in the paper, or all through the rollout."""
     ends: Ends = "exact"
-    """Where rollouts end while ψ learns: after exactly k tokens, or later too, as where END misses k (not with all)."""
+    """Where rollouts end while ψ learns: after exactly k tokens, or up to two later, as often as END might miss k."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes."""
     seed: int = 0
     """Seed of the order of problems and of the adapter."""
+
+    @model_validator(mode="after")
+    def _late_ends_want_kept_rollouts(self) -> Self:
+        if (self.ends, self.unfreeze) == ("late", "all"):
+            raise ValueError("ends: late goes with unfreeze: none or above, under which rollouts are kept")
+        return self
 
 
 class EvalConfig(Section):

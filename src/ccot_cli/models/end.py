@@ -69,7 +69,7 @@ def labelled(states: Rows[Tensor], counts: Rows[int]) -> tuple[Tensor, Tensor]:
     """What END is fitted on: every problem's tokens up to its last one.
 
     Args:
-        states: Each problem's, D wide; those behind its k-th, or behind where its rollout was left, are not END's.
+        states: Each problem's: K, D. Those behind its k-th are left out.
         counts: k of each.
 
     Returns:
@@ -120,13 +120,14 @@ class LateEnds:
     """Where each problem's rollout ends, at its k-th token or where END might end it later (ours).
 
     When a question is answered END decides, and now and then misses the k-th token. A ψ that has only read exactly k
-    (paper, section 4.2) does not know what to make of one more. Ends are drawn anew for every epoch with END's own
-    probabilities. It is fitted on one half of the problems for the other, so that it is as often wrong as on problems
-    that it never saw. An end that it sets too early is not drawn: to make two steps at once costs ψ more than it gains.
+    (paper, section 4.2) does not know what to make of one more. Ends are drawn anew for every epoch, with the
+    probabilities of an END that is fitted before ψ learns, on one half of the problems for the other, so that it has
+    not seen those that it is asked about. Where it would end a rollout too early, k stands.
 
     Args:
         states: Raw states at index L of each problem's tokens, up to `BEYOND` behind its k-th: K, D.
         counts: k of each.
+        forecast: How many tokens the problems have.
         seed: Of the draws.
     """
 

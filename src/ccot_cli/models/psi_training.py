@@ -4,7 +4,7 @@
 of every problem are constants: they are rolled out once, and each step is one parallel pass over
 [query; contemplation inputs; answer].
 
-Dimensions: B batch, K contemplation tokens, D width.
+Dimensions: B batch, K contemplation tokens, M tokens of many examples, D width.
 """
 
 import random
@@ -45,12 +45,12 @@ class PsiExample:
     """What ψ must say, end of sequence included."""
     num_tokens: int
     """How many tokens it reads between query and answer; 0 for none."""
-    last: int | None = None
-    """k, after which END is to stop; `num_tokens` where it is not said."""
+    num_before_end: int | None = None
+    """k, where more tokens than that are read."""
 
 
 Rollouts = list[Tensor]
-"""Each problem's contemplation inputs, or what came of them: at least k, D."""
+"""Each problem's contemplation inputs: at least k, D."""
 
 
 @torch.no_grad()
@@ -292,25 +292,25 @@ class PsiTraining:
             return answered
         assert read.last_BKD is not None
         states = [row_KD[: each.num_tokens] for row_KD, each in zip(read.last_BKD, batch, strict=True)]
-        ended = end_loss(self.end_1W, *labelled(states, [_last(each) for each in batch]))
-        return answered + END_WEIGHT * ended * (_num_labelled(batch) / _num_labelled(every))
+        ended = end_loss(self.end_1W, *labelled(states, [_before_end(each) for each in batch]))
+        return answered + END_WEIGHT * ended * (_num_before_end(batch) / _num_before_end(every))
 
 
 def _num_answer(batch: Rows[PsiExample]) -> int:
     return sum(len(example.answer) for example in batch)
 
 
-def _last(example: PsiExample) -> int:
-    return example.num_tokens if example.last is None else example.last
+def _before_end(example: PsiExample) -> int:
+    return example.num_tokens if example.num_before_end is None else example.num_before_end
 
 
-def _num_labelled(batch: Rows[PsiExample]) -> int:
-    return sum(min(example.num_tokens, _last(example)) for example in batch)
+def _num_before_end(batch: Rows[PsiExample]) -> int:
+    return sum(map(_before_end, batch))
 
 
 @torch.no_grad()
-def last_states(context: RolloutContext, examples: Rows[PsiExample], *, batch_size: int) -> Rollouts:
-    """Raw states at index L of the contemplation tokens that each problem reads."""
+def last_states(context: RolloutContext, examples: Rows[PsiExample], *, batch_size: int) -> list[Tensor]:
+    """Raw states at index L of the contemplation tokens that each problem reads: K, D."""
 
     def run(numbers: Rows[int]) -> list[tuple[int, Tensor]]:
         batch = [examples[number] for number in numbers]

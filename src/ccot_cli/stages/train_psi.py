@@ -155,7 +155,7 @@ class _Job:
         def lessons(epoch: int) -> list[PsiExample]:
             counts = ends(epoch)
             return [
-                replace(each, num_tokens=count, last=each.num_tokens)
+                replace(each, num_tokens=count, num_before_end=each.num_tokens)
                 for each, count in zip(examples, counts, strict=True)
             ]
 
