@@ -136,16 +136,6 @@ class Artifact:
             elif sha256_of(path) != record.sha256:
                 yield path, OTHER_BYTES
 
-    def verify(self) -> None:
-        """Read every file and compare it with the manifest.
-
-        Raises:
-            CorruptError: naming the first file that differs.
-        """
-        for path, reason in self.damaged():
-            again = f"run 'ccot {self.manifest.stage}' again: it makes only what is not there"
-            raise CorruptError(f"{path} {reason}", fix=again if reason == "is missing" else f"remove it and {again}")
-
 
 @dataclass
 class Build:
