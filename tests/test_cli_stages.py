@@ -117,6 +117,14 @@ def test_eval_draws_a_table_and_says_where_it_is_kept(trained: Path, capsys: pyt
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "metrics.json", "predictions.jsonl"}
 
 
+@pytest.mark.parametrize("named", [["--methods", "cot, ccot"], ["--method", "cot", "--method", "ccot"]])
+def test_methods_are_named_one_by_one_or_separated_by_commas(
+    trained: Path, capsys: pytest.CaptureFixture[str], named: list[str]
+) -> None:
+    out, _ = output(capsys, "eval", *named, "--limit", "2", "--format", "json", "--no-save")
+    assert {row["method"] for row in json.loads(out)["rows"]} == {"ccot", "cot"}
+
+
 def test_eval_shows_controls_and_baselines_beside_the_method(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = output(capsys, "train-baseline", "pause", "--ratio", "0.1")
     assert "pause at r = 0.1: " in out

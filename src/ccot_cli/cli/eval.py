@@ -29,13 +29,13 @@ def evaluate(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
     methods: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--methods",
             "--method",
             metavar="NAMES",
-            help="ccot, direct, cot, pause, ..., zero-shot, few-shot, separated by commas; all: every one of them that"
-            " is there. Default: all that were trained, and the chain.",
+            help="ccot, direct, cot, pause, ..., zero-shot, few-shot, one by one or separated by commas; all: every one"
+            " of them that is there. Default: all that were trained, and the chain.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -94,7 +94,7 @@ def evaluate(
         found,
         settings,
         ratios=ratio or (),
-        names=tuple(filter(None, map(str.strip, (methods or "").split(",")))),
+        names=tuple(filter(None, map(str.strip, ",".join(methods or ()).split(",")))),
         has_controls=controls,
         overrides=given,
         saves=save,
