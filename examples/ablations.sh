@@ -30,7 +30,6 @@ ccot precompute
 # Which tokens φ imitates, and how it learns to. `even` and `layerwise` are the paper's.
 ccot sweep --ratio 0.1 --selector predictive --selector learned --selector even --schedule joint "${seeds[@]}"
 ccot sweep --ratio 0.1 --selector predictive --selector even --schedule layerwise "${seeds[@]}"
-ccot sweep --ratio 0.1 --method gold --selector predictive --selector learned --selector even "${seeds[@]}"
 
 # Layers of φ that learn with ψ; the paper's is `above`.
 ccot sweep --ratio 0.1 --unfreeze none --unfreeze above --unfreeze all "${seeds[@]}"
@@ -39,7 +38,6 @@ ccot sweep --ratio 0.1 --unfreeze none --unfreeze above --unfreeze all "${seeds[
 ccot sweep --ratio 0.1 --layer 3 --layer 5 --layer 7 --layer 8 "${seeds[@]}"
 ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2 --ratio 0.3 --ratio 0.5 "${seeds[@]}"
 
-# Every method, on test problems; the second line gives two of them as many steps as φ and ψ have together.
+# Every method, on test problems.
 methods=(--method ccot --method direct --method pause --method filler --method short-cot --method icot)
 ccot sweep --ratio 0.1 "${methods[@]}" --method coconut --method cot --method gold "${seeds[@]}" --test 1000
-ccot sweep --ratio 0.1 --method direct --method pause --epochs 15 "${seeds[@]}" --test 1000

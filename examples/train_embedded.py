@@ -1,7 +1,7 @@
 """Train the embedded default from nothing: its tokenizer, θ-tiny, and the methods that are shipped with it.
 
     python examples/train_embedded.py                     # everything, hours on two cores
-    python examples/train_embedded.py --only methods      # φ, ψ and END again, θ as it is shipped
+    python examples/train_embedded.py --only methods      # every method and the card again, θ as it is shipped
 
 Interrupted at any moment, the same command goes on where it stopped. Results go to src/ccot_cli/embedded/, checkpoints
 and logs to build/embedded/.

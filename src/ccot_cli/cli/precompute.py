@@ -32,7 +32,6 @@ def precompute(
     max_disk: Annotated[
         float | None,
         typer.Option(
-            min=0,
             metavar="GB",
             help="Most gigabytes to write; above it only the scorer's layer (T in the paper) is kept.",
             rich_help_panel=HOW,
