@@ -1,6 +1,6 @@
 """Which problems need contemplation tokens, and which kind: the paper's theorem as an experiment.
 
-    python examples/theory/width_and_depth.py                        # every cell, three seeds; 50 minutes on one core
+    python examples/theory/width_and_depth.py                        # every cell, three seeds; an hour on one core
     python examples/theory/width_and_depth.py --seeds 1 --steps 500  # a first look
     python examples/theory/width_and_depth.py --plot theory.svg
 
@@ -79,7 +79,7 @@ def all_cells() -> list[Cell]:
         cells.append(Cell(subsets, 2, "none", 0))
         if extra:
             cells += [Cell(subsets, 2, "parallel", extra), Cell(subsets, 2, "fed back", extra)]
-    for subsets, depth in ((1, 3), (1, 4), (1, 6), (3, 3)):
+    for subsets, depth in ((1, 3), (1, 4), (1, 5), (1, 6), (3, 3)):
         tokens = subsets * (depth - 1)
         cells += [
             Cell(subsets, depth, "none", 0),
