@@ -291,8 +291,7 @@ class PsiTraining:
         if not self._teaches_end:
             return answered
         assert read.last_BKD is not None
-        states = [row_KD[: each.num_tokens] for row_KD, each in zip(read.last_BKD, batch, strict=True)]
-        ended = end_loss(self.end_1W, *labelled(states, [_before_end(each) for each in batch]))
+        ended = end_loss(self.end_1W, *labelled(read.last_BKD.unbind(), [_before_end(each) for each in batch]))
         return answered + END_WEIGHT * ended * (_num_before_end(batch) / _num_before_end(every))
 
 

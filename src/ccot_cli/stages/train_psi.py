@@ -137,12 +137,13 @@ class _Job:
         chosen, examples = self.settings.train_psi, self.train_examples
         if chosen.unfreeze == "all":
             return UnrolledContext(self.theta, self.adapters, queries, self.layer), examples
-        may_be_late = chosen.ends == "late"
-        longest = [
+        longest, may_be_late = examples, chosen.ends == "late"
+        if may_be_late:
             # A rollout is never longer than the chain, for which the model has room.
-            replace(each, num_tokens=min(each.num_tokens + BEYOND, length)) if may_be_late else each
-            for each, length in zip(examples, self.chain_lengths, strict=True)
-        ]
+            longest = [
+                replace(each, num_tokens=min(each.num_tokens + BEYOND, length))
+                for each, length in zip(examples, self.chain_lengths, strict=True)
+            ]
         rollouts = self._roll_out(queries, longest)
         context = RolloutContext(
             self.theta, self.adapters, queries, rollouts, self.layer, trains_above=chosen.unfreeze == "above"
