@@ -2,21 +2,31 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
-from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.data.problems import Problem, split_solution
+from ccot_cli.data.prompts import EncodedProblem, Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import generate
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.theta import Theta
 
-FAMILIES = ("llama", "qwen3", "gpt2")
+FAMILIES = ("llama", "qwen3", "mistral", "gpt2")
 SHARED = Path(__file__).parent.parent.parent / "shared"
 GSM8K = Path(os.environ.get("CCOT_GSM8K", SHARED / "data" / "gsm8k" / "train.jsonl"))
 """Real problems, where they are at hand."""
@@ -28,8 +38,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(text for problem in problems for text in (problem.question, problem.solution))
 
 
-def tiny_config(family: str, vocab_size: int) -> LlamaConfig | Qwen3Config | GPT2Config:
-    """A four-layer model with grouped heads where the family has them."""
+def tiny_config(family: str, vocab_size: int) -> PretrainedConfig:
+    """A four-layer model with grouped heads and a sliding window where the family has them."""
     if family == "gpt2":
         return GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=4, n_head=4, n_positions=512)
     sizes = {
@@ -42,7 +52,27 @@ def tiny_config(family: str, vocab_size: int) -> LlamaConfig | Qwen3Config | GPT
         "head_dim": 8,
         "max_position_embeddings": 512,
     }
+    if family == "mistral":
+        return MistralConfig(**sizes, sliding_window=6)
     return LlamaConfig(**sizes) if family == "llama" else Qwen3Config(**sizes)
+
+
+def tiny(family: str, tokenizer: PreTrainedTokenizerFast) -> Theta:
+    """A fresh random model; weights large enough that layers matter."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(tiny_config(family, len(tokenizer)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)
+    model.requires_grad_(False).eval()
+    return Theta(family, model, Encoder(tokenizer, Template()), Blocks(model))
+
+
+def save_tiny(family: str, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write one of them as a user's would be."""
+    tiny(family, tokenizer).model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 MakeTheta = Callable[[str], Theta]
@@ -50,19 +80,8 @@ MakeTheta = Callable[[str], Theta]
 
 @pytest.fixture
 def make_theta(tokenizer: PreTrainedTokenizerFast) -> MakeTheta:
-    """A fresh random model; weights large enough that layers matter."""
-
-    def make(family: str) -> Theta:
-        torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(tiny_config(family, len(tokenizer)))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 2:
-                    parameter.mul_(4.0)
-        model.requires_grad_(False).eval()
-        return Theta(family, model, Encoder(tokenizer, Template()), Blocks(model))
-
-    return make
+    """A fresh random model of a family."""
+    return partial(tiny, tokenizer=tokenizer)
 
 
 @pytest.fixture(params=FAMILIES)
@@ -86,3 +105,12 @@ def shaken(theta: Theta, *adapter_names: str) -> Adapters:
         if "lora_B" in name and any(f".{adapter}." in name for adapter in adapter_names):
             parameter.data.normal_(0, 0.2, generator=generator)
     return adapters
+
+
+def encoded_problems(theta: Theta, count: int) -> list[EncodedProblem]:
+    """Word problems of two and three steps, as the model reads them."""
+    problems = []
+    for number, problem in enumerate(islice(generate("train", max_steps=3), count)):
+        chain, answer = split_solution(problem.solution)
+        problems.append(theta.encoder.problem(Problem(str(number), problem.question, chain, answer)))
+    return problems

@@ -4,18 +4,18 @@ from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
-from conftest import shaken
+from conftest import MakeTheta, shaken
 
 from ccot_cli.config import DecodingConfig, TrainPsiConfig
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.word_problems import generate
 from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.models.adapters import PSI, Adapters
-from ccot_cli.models.baselines.base import Baseline, Course, Trained
+from ccot_cli.models.baselines.base import Baseline, Course, Trained, usual_most
 from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
 from ccot_cli.models.baselines.coconut import THOUGHTS, Coconut, CoconutContext, CoconutReasoner
 from ccot_cli.models.baselines.gold import Gold, GoldReasoner
@@ -23,18 +23,20 @@ from ccot_cli.models.baselines.pause import (
     Filler,
     Pause,
     PauseContext,
+    PauseReasoner,
     add_pauses,
     filler_embedding,
     fresh_pause,
     load_pause,
     save_pause,
 )
+from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.phi import encode_query
-from ccot_cli.models.psi import answer_loss
+from ccot_cli.models.psi import Text, answer_loss, decode
 from ccot_cli.models.psi_training import Context, PsiExample, PsiTraining, QueryContext
-from ccot_cli.models.reasoner import AnswerReasoner, Method
+from ccot_cli.models.reasoner import Method
 from ccot_cli.models.scorer import Scorer
 from ccot_cli.models.selectors import Selector, predictive
 from ccot_cli.models.theta import Theta
@@ -77,7 +79,9 @@ def test_every_method_has_its_class() -> None:
 
 
 @pytest.mark.parametrize("method", BASELINES.values())
-def test_every_method_trains_saves_and_answers(llama: Theta, tmp_path: Path, method: type[Baseline]) -> None:
+def test_every_method_trains_saves_and_answers_as_it_was_trained(
+    llama: Theta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: type[Baseline]
+) -> None:
     found = with_gold(course(llama, epochs=3), Selector("even", RATIO, llama.encoder))
     baseline = method()
     training = baseline.training(found)
@@ -90,19 +94,25 @@ def test_every_method_trains_saves_and_answers(llama: Theta, tmp_path: Path, met
     reasoner = method.load(trained)
     if isinstance(reasoner, GoldReasoner):
         reasoner.show(PROBLEMS)
+    started: list[tuple[Sequence, list[list[int]]]] = []
+
+    def watched(theta: Theta, adapters: Adapters, sequence: Sequence, start: list[list[int]], **options: Any) -> Text:
+        started.append((sequence.copy(), start))
+        return decode(theta, adapters, sequence, start, **options)
+
+    monkeypatch.setattr("ccot_cli.models.reasoner.decode", watched)
     replies, seconds = reasoner.reply([problem.question for problem in PROBLEMS[:2]])
     assert len(replies) == 2
     assert seconds.total > 0
     if method in (Pause, Filler):
         assert {reply.num_contemplation for reply in replies} == {found.num_tokens}
-    if isinstance(reasoner, AnswerReasoner) and not isinstance(reasoner, GoldReasoner):
-        # What it answers from is what it learned to answer from.
-        number = 1
-        learned = training.context.read([number], [lessons(training, 2)[number]]).sequence
-        asked = reasoner.prepare([found.problems[number].query]).sequence
-        assert torch.equal(asked.mask_BS, learned.mask_BS)
-        for layer in range(llama.num_layers):
-            torch.testing.assert_close(asked.keys_values(layer), learned.keys_values(layer), atol=1e-5, rtol=1e-4)
+    # What it answers from is what it learned to answer from.
+    [(asked, start)], last = started, lessons(training, 2)[:2]
+    learned = training.context.read([0, 1], last).sequence
+    assert start == [lesson.start for lesson in last]
+    assert torch.equal(asked.mask_BS, learned.mask_BS)
+    for layer in range(llama.num_layers):
+        torch.testing.assert_close(asked.keys_values(layer), learned.keys_values(layer), atol=1e-5, rtol=1e-4)
     if isinstance(reasoner, CoconutReasoner):
         assert reasoner.num_thoughts == lessons(training, 2)[0].num_tokens > 0
 
@@ -262,6 +272,53 @@ def test_a_curriculum_of_one_epoch_is_refused_and_of_two_ends_without_the_chain(
         marker = llama.encoder.answer_marker
         answers = [[*marker, *each.answer] for each in found.problems]
         assert [each.answer for each in lessons(method().training(found), 1)] == answers
+
+
+def test_a_few_very_long_chains_do_not_stretch_a_curriculum(llama: Theta) -> None:
+    assert usual_most([4] * 19 + [50]) == 4
+    assert usual_most([4] * 18 + [9, 50]) == 9
+    assert usual_most([3]) == 3
+    found = course(llama, epochs=8)
+    [first, *others] = found.problems
+    long = replace(first, chain=[token for _ in range(9) for token in [*first.chain, *llama.encoder.answer_marker[:1]]])
+    found = replace(found, problems=[long, *(other for other in others for _ in range(5))])
+    marker = llama.encoder.answer_marker
+    for method in (Coconut(), ImplicitCot()):
+        training = method.training(found)
+        assert lessons(training, 0)[0].answer == [*long.chain, *marker, *long.answer]
+        assert lessons(training, 7)[0].answer == [*marker, *long.answer]
+    most = max(1 + llama.encoder.lines(other.chain)[-1] for other in others)
+    assert Coconut().training(found) is not None
+    latent = Coconut()
+    latent.training(found)
+    assert latent.num_tokens(found) == THOUGHTS * most < THOUGHTS * llama.encoder.lines(long.chain)[-1]
+
+
+def test_gpt2_is_given_no_token_beyond_its_last_position(make_theta: MakeTheta) -> None:
+    theta = make_theta("gpt2")
+    adapters, most, number = shaken(theta, PSI), theta.blocks.num_positions, 8
+    assert most is not None
+    decoding = DecodingConfig(max_answer_tokens=3)
+    method = Method("pause", "0.1", num_tokens=number)
+    reserved = len(theta.encoder.answer_marker) + 3
+    pausing = PauseReasoner(theta, adapters, method, decoding, fresh_pause(theta))
+    with torch.no_grad():
+        prepared = pausing.prepare([[5] * (most - reserved - 2), [6] * 4])
+    assert prepared.num_tokens == [2, number]
+    assert prepared.is_capped == [True, False]
+    latent = CoconutReasoner(theta, adapters, 9, adapter=PSI, num_thoughts=number, reserved=reserved)
+    with torch.no_grad():
+        sequence, last = encode_query(
+            theta, adapters, [[5] * (most - reserved - 2), [6] * 4], layer=theta.num_layers, adapter=PSI
+        )
+        assert latent.think(sequence, last) == [2, number]
+    asked = next(text for count in range(most, 0, -1) if len(theta.encoder.query(text := "pens " * count)) <= most - 4)
+    replies, _ = latent.reply([asked])
+    assert replies[0].num_contemplation >= 1
+    gold = GoldReasoner(theta, adapters, method, decoding, Selector("last", RATIO, theta.encoder))
+    gold.show([Problem("0", asked, "3 + 4 = 7", "7")])
+    with pytest.raises(UsageError, match="positions"):
+        gold.reply([asked])
 
 
 # Pause tokens

@@ -3,6 +3,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    DeepseekV3Config,
     DynamicCache,
     Gemma2Config,
     Gemma3TextConfig,
@@ -156,6 +157,20 @@ def test_families_with_sliding_windows_equal_their_own_forward_pass(config: Pret
         GPTNeoXConfig(**SIZES),
         GPTBigCodeConfig(vocab_size=100, n_embd=32, n_layer=2, n_head=4),
         BloomConfig(vocab_size=100, hidden_size=32, n_layer=2, n_head=4),
+        DeepseekV3Config(
+            vocab_size=100,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=8,
+            kv_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=4,
+            v_head_dim=4,
+            first_k_dense_replace=2,
+        ),
     ],
     ids=lambda config: config.model_type,
 )

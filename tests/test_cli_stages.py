@@ -2,11 +2,13 @@
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import MakeTheta
+from conftest import save_tiny
+from transformers import PreTrainedTokenizerFast
 
 from ccot_cli.cli import ask as ask_command
 from ccot_cli.cli.app import run
@@ -25,25 +27,38 @@ decoding: {{max_chain_tokens: 12}}
 QUESTION = "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
 
 
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A tiny random model in a folder, as a user's would be."""
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny("llama", tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    """A workspace with every stage and a baseline, to be copied."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "ccot.yaml").write_text(SETTINGS.format(model=model_folder))
+    for command in (["precompute"], ["score"], ["train-phi"], ["train-psi"], ["train-baseline", "direct"]):
+        assert run([*command, "-w", str(folder)]) == 0
+    return folder
+
+
 @pytest.fixture
-def here(make_theta: MakeTheta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty workspace on a tiny random model; commands run inside it."""
-    theta = make_theta("llama")
-    theta.model.save_pretrained(tmp_path / "model")
-    theta.encoder.tokenizer.save_pretrained(tmp_path / "model")
     folder = tmp_path / "work"
     folder.mkdir()
-    (folder / "ccot.yaml").write_text(SETTINGS.format(model=tmp_path / "model"))
+    (folder / "ccot.yaml").write_text(SETTINGS.format(model=model_folder))
     monkeypatch.chdir(folder)
     monkeypatch.delenv("CCOT_WORKSPACE", raising=False)
     return folder
 
 
 @pytest.fixture
-def trained(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    for command in ("precompute", "score", "train-phi", "train-psi"):
-        assert run([command]) == 0
-    assert run(["train-baseline", "direct"]) == 0
+def trained(here: Path, trained_once: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    shutil.copytree(trained_once, here, dirs_exist_ok=True)
     capsys.readouterr()
     return here
 
@@ -249,11 +264,14 @@ def test_a_ratio_that_was_not_trained_is_exit_3_and_lists_those_that_were(
 
 
 def test_a_read_only_workspace_answers(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(path for path in trained.rglob("*"))
+    def snapshot() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (trained, *trained.rglob("*"))}
+
+    before = snapshot()
     output(capsys, "ask", QUESTION)
     output(capsys, "eval", "--no-save")
     output(capsys, "status")
-    assert sorted(path for path in trained.rglob("*")) == before
+    assert snapshot() == before
 
 
 def test_precompute_plans_without_writing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,8 +291,10 @@ def test_flags_override_settings_and_do_not_make_the_stage_stale(
     assert "stale" not in out
 
 
-def test_doctor_says_whether_a_model_works(here: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out, _ = output(capsys, "doctor", "--model", str(tmp_path / "model"))
+def test_doctor_says_whether_a_model_works(
+    here: Path, model_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, _ = output(capsys, "doctor", "--model", str(model_folder))
     assert "LlamaForCausalLM" in out
     assert run(["doctor", "--model", str(tmp_path / "nowhere")]) == 1
 

@@ -5,14 +5,18 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 import pytest
-from conftest import MakeTheta
+from conftest import MakeTheta, shaken
 
-from ccot_cli.config import Settings, override
+from ccot_cli.config import DecodingConfig, Settings, override
+from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.models import reasoner
 from ccot_cli.models.adapters import Adapters
-from ccot_cli.models.reasoner import ChainReasoner, Reply, Seconds
+from ccot_cli.models.baselines.direct import DirectReasoner
+from ccot_cli.models.psi import Text
+from ccot_cli.models.reasoner import ChainReasoner, Method, Reply, Seconds
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate
 from ccot_cli.stages.evaluate import Pair, mcnemar, wilson
@@ -128,13 +132,30 @@ def test_a_written_answer_stands_behind_the_model_s_own_marker(make_theta: MakeT
 
     def read(text: str, *, is_capped: bool = False) -> str:
         ids = theta.encoder.tokenizer(text, add_special_tokens=False).input_ids
-        return reasoner._read(ids, is_capped).answer
+        return reasoner._read(ids, is_capped, 0).answer
 
     assert read("12 + 7 = 19\n= : more pens than 8", is_capped=True) == "more pens than 8"
-    assert read("12 + 7 = 19\n= : 19 pens") == "19"
+    assert read("12 + 7 = 19\n= : 19 pens\nin all") == "19 pens"
     assert read("12 + 7 = 19\n#### 19") == "19"
     assert read("12 + 7 = 19") == "19"
     assert read("12 + 7 = 19", is_capped=True) == ""
+
+
+@pytest.mark.parametrize("text", [" 18", " 18 pens", " 1,800\n7", " $18.00", " blue whale", "\n18", ""])
+def test_every_method_reads_the_same_answer_from_the_same_words(
+    make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    theta = make_theta("llama")
+    adapters = shaken(theta)
+    marker, said = theta.encoder.answer_marker, theta.encoder.tokenizer(text, add_special_tokens=False).input_ids
+    direct = DirectReasoner(theta, adapters, Method("direct", "0"), DecodingConfig())
+    answers = []
+    for way, ids in ((direct, said), (ChainReasoner(theta, adapters, 99), [*marker, *said])):
+        monkeypatch.setattr(reasoner, "decode", lambda *_, ids=ids, **__: Text([ids], [True]))
+        [reply], _ = way.reply(["How many pens?"])
+        answers.append(reply.answer)
+    assert answers[0] == answers[1]
+    assert is_correct(answers[0], "18") == (text in {" 18", " 18 pens", " $18.00"})
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import GSM8K, MakeTheta
+from conftest import GSM8K, MakeTheta, save_tiny
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from ccot_cli import files
 from ccot_cli.config import ModelConfig, Settings, override
@@ -23,15 +25,19 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import BusyError, CorruptError, DivergedError, MissingError, ResourceError, UsageError
 from ccot_cli.models import gold, memory, theta
+from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Blocks
-from ccot_cli.models.end import BEYOND
+from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.end import BEYOND, End, fit_end
+from ccot_cli.models.looks import Forecast
 from ccot_cli.models.memory import fits, is_out_of_memory
+from ccot_cli.models.phi import contemplate, encode_query
 from ccot_cli.models.psi_training import PsiTraining, RolloutContext
 from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.names import BaselineName
 from ccot_cli.progress import Progress
-from ccot_cli.stages import evaluate, precompute, score, sweep, train_baseline, train_phi, train_psi
+from ccot_cli.stages import evaluate, precompute, queries, score, sweep, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.ceiling import gold_ceiling
 from ccot_cli.stages.methods import find_methods
@@ -119,15 +125,13 @@ MakeRun = Callable[..., Run]
 
 
 @pytest.fixture
-def make_run(make_theta: MakeTheta, tmp_path: Path) -> MakeRun:
+def make_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> MakeRun:
     """A fresh workspace on a tiny random model that is saved in a folder, as a user's would be."""
 
     def make(name: str = "run", family: str = "llama", **changes: object) -> Run:
         folder = tmp_path / family
         if not folder.exists():
-            theta = make_theta(family)
-            theta.model.save_pretrained(folder)
-            theta.encoder.tokenizer.save_pretrained(folder)
+            save_tiny(family, tokenizer, folder)
         workspace = Workspace.create(tmp_path / name, "embedded")
         settings = override(workspace.settings, {**SMALL, "model.name": str(folder), **changes})
         return Run(workspace, settings)
@@ -146,6 +150,13 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 def same_tensors(one: Path, other: Path) -> bool:
     first, second = tensors_of(one), tensors_of(other)
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def stored_problems(run: Run, *, is_validation: bool | None = None) -> list[EncodedProblem]:
+    """The problems that `precompute` has kept, all of them or those of one split."""
+    encoder = load_theta(run.settings.model).encoder
+    stored = precompute.read_problems(run.workspace.require("precompute"))
+    return encoder.problems([each.problem for each in stored if is_validation in (None, each.is_validation)])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
@@ -178,6 +189,30 @@ def test_the_whole_pipeline_ends_in_a_table_and_an_answer(make_run: MakeRun, fam
     assert Asker(run.workspace, run.settings, None).reasoner.ratio == RATIO
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"train_psi.unfreeze": "above"}),
+        ("gpt2", {"train_psi.unfreeze": "all"}),
+        ("llama", {"train_phi.schedule": "layerwise", "score.selector": "learned"}),
+    ],
+)
+def test_everything_trains_and_answers_in_bfloat16(make_run: MakeRun, family: str, changes: dict[str, object]) -> None:
+    run = make_run(family=family, **{"model.dtype": "bfloat16", "score.scorer_steps": 4, **changes})
+    run.precompute()
+    run.score()
+    assert all(map(isfinite, run.train_phi().report["losses"]))
+    names: tuple[BaselineName, ...] = ("pause", "coconut", "gold")
+    settings = override(run.settings, {"train_psi.epochs": 2})
+    for name in names:
+        trained = train_baseline.run(run.workspace, settings, name, RATIO, progress=Progress())
+        assert isfinite(trained.train_loss)
+    assert isfinite(run.train_psi().train_loss)
+    result = evaluate.run(run.workspace, settings, has_controls=True, names=("ccot",), progress=Progress())
+    assert len(result.rows) == 5
+    assert [row.truncated_share <= 1 for row in result.rows] == [True] * 5
+
+
 def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_run: MakeRun) -> None:
     thick, thin = make_run("thick"), make_run("thin")
     assert thick.precompute().is_every_index
@@ -194,12 +229,16 @@ def test_selected_states_belong_to_the_selected_tokens(make_run: MakeRun) -> Non
     run.precompute()
     run.score()
     full = {record.number: record for record in read_records(run.workspace.folder("precompute"))}
+    problems = stored_problems(run)
     for record in read_records(run.workspace.folder("score", "r0.10")):
         source = full[record.number]
         first = int(source.positions_J[0])
         rows = [int(position) - first for position in record.positions_J]
         assert rows[0] == 0
         assert torch.equal(record.states_JID, source.states_JID[rows])
+        # z_0 is the last query token's.
+        query = problems[record.number].query
+        assert (int(record.token_ids_J[0]), first) == (query[-1], len(query) - 1)
         assert record.token_ids_J.tolist() == [int(source.token_ids_J[row]) for row in rows]
 
 
@@ -213,12 +252,16 @@ def test_a_ready_stage_does_nothing(make_run: MakeRun) -> None:
 
 def test_an_interrupted_precompute_ends_in_the_same_bytes(make_run: MakeRun) -> None:
     whole, halted = make_run("whole"), make_run("halted")
-    small_shards = {"precompute.shard_megabytes": 1}
+    small_shards = {"precompute.shard_megabytes": 1, "data.limit": 120}
     whole.precompute(**small_shards)
     with pytest.raises(KeyboardInterrupt):
-        halted.precompute(Stopping("hidden states", 14), **small_shards)
+        halted.precompute(Stopping("hidden states", 90), **small_shards)
     assert halted.workspace.state("precompute").name == "missing"
-    assert halted.precompute(**small_shards).num_shards == len(shard_paths(whole.workspace.folder("precompute")))
+    assert shard_paths(halted.workspace.folder("precompute"))
+    rest = Told()
+    made = halted.precompute(rest, **small_shards)
+    assert made.num_shards == len(shard_paths(whole.workspace.folder("precompute")))
+    assert 0 < rest.left["hidden states"] < 126
     assert same_tensors(whole.workspace.folder("precompute"), halted.workspace.folder("precompute"))
 
 
@@ -242,6 +285,71 @@ def test_the_papers_recipe_trains_layer_by_layer(make_run: MakeRun) -> None:
     assert [row["layer"] for row in phi.layers] == [1, 2, 3, 4]
     assert phi.num_steps == 12
     assert run.train_psi().num_steps == 3
+
+
+def test_phi_learns_from_the_selected_tokens_and_is_probed_for_what_follows_them(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    theta, problems = load_theta(run.settings.model), stored_problems(run)
+    selected = run.workspace.require("score", "r0.10")
+    train, validation = train_phi.load_examples(theta, run.workspace.require("precompute"), selected)
+    records = sorted(read_records(selected.folder), key=lambda record: record.number)
+    assert (len(train), len(validation)) == (20, 6)
+    for example, record in zip([*train, *validation], records, strict=True):
+        problem = problems[record.number]
+        text = [*problem.query, *problem.chain, *theta.encoder.answer_marker]
+        assert example.query == problem.query
+        assert torch.equal(example.gold_JID, record.states_JID)
+        assert example.next_K.tolist() == [text[position + 1] for position in record.positions_J[1:].tolist()]
+        assert record.token_ids_J.tolist() == [text[position] for position in record.positions_J.tolist()]
+
+
+def test_layers_whose_states_rest_in_files_learn_the_same(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory, in_files = (make_run(name, **{"train_phi.schedule": "layerwise"}) for name in ("memory", "files"))
+    for run in (in_memory, in_files):
+        run.precompute()
+        run.score()
+    in_memory.train_phi()
+    monkeypatch.setattr(train_phi, "fits", lambda num_bytes, device: False)
+    rested = []
+    monkeypatch.setattr(train_phi, "check_space", lambda folder, num_bytes, fix: rested.append(num_bytes))
+    in_files.train_phi()
+    assert rested[0] > 0
+    one, other = (run.workspace.require("train-phi", "r0.10").manifest.files for run in (in_memory, in_files))
+    assert one == other
+
+
+def test_queries_that_are_too_large_to_keep_are_run_anew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, fresh = make_run("kept"), make_run("fresh")
+    for run in (kept, fresh):
+        run.precompute()
+        run.score()
+    kept.train_phi()
+    kept.train_psi()
+    monkeypatch.setattr(queries, "MOST_BYTES", 1)
+    fresh.train_phi()
+    fresh.train_psi()
+    assert list(kept.workspace.cache.glob("queries-*"))
+    assert not list(fresh.workspace.cache.glob("queries-*"))
+    for stage in ("train-phi", "train-psi"):
+        one, other = (tensors_of(run.workspace.folder(stage, "r0.10")) for run in (kept, fresh))
+        assert one.keys() == other.keys()
+        for name, tensor in one.items():
+            torch.testing.assert_close(tensor, other[name], atol=5e-3, rtol=1e-2)
+
+
+def test_a_tokenizer_without_padding_will_do(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(family="gpt2")
+    described = tmp_path / "gpt2" / "tokenizer_config.json"
+    roles = json.loads(described.read_text())
+    described.write_text(json.dumps({name: role for name, role in roles.items() if name != "pad_token"}))
+    assert load_theta(run.settings.model).encoder.tokenizer.pad_token_id is None
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    assert evaluate.run(run.workspace, run.settings, progress=Progress()).rows[0].method == "ccot"
 
 
 def test_phi_goes_on_from_the_phi_of_another_ratio(make_run: MakeRun) -> None:
@@ -564,9 +672,7 @@ def test_rollouts_end_at_k_or_later_where_end_might_miss_it(
     run.score()
     run.train_phi()
     run.train_psi()
-    theta, source = load_theta(run.settings.model), run.workspace.require("precompute")
-    stored = [item.problem for item in precompute.read_problems(source) if not item.is_validation]
-    lengths = [len(problem.chain) for problem in theta.encoder.problems(stored)]
+    lengths = [len(problem.chain) for problem in stored_problems(run, is_validation=False)]
     counts = [num_kept(RATIO, length) for length in lengths]
     lessons = [[example.num_tokens for example in made[0]._lessons(epoch)] for epoch in range(3)]
     context = made[0].context
@@ -582,6 +688,68 @@ def test_rollouts_end_at_k_or_later_where_end_might_miss_it(
         assert all([each.num_before_end for each in made[0]._lessons(epoch)] == counts for epoch in range(3))
     else:
         assert lessons == [counts] * 3
+
+
+def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_last(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def watched(last_MD: torch.Tensor, is_last_M: torch.Tensor, forecast: Forecast) -> End:
+        fitted.append((last_MD, is_last_M))
+        return fit_end(last_MD, is_last_M, forecast)
+
+    monkeypatch.setattr(train_psi, "fit_end", watched)
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    result = run.train_psi()
+    theta = load_theta(run.settings.model)
+    adapters = Adapters(theta)
+    adapters.load(PHI, run.workspace.folder("train-psi", "r0.10") / PHI)
+    states, labels = [], []
+    with torch.no_grad():
+        for problem in stored_problems(run, is_validation=False):
+            count = num_kept(RATIO, len(problem.chain))
+            sequence, first_BD = encode_query(theta, adapters, [problem.query], layer=2)
+            made = contemplate(
+                theta, adapters, sequence, first_BD, layer=2, max_tokens=count, num_tokens_B=torch.tensor([count])
+            )
+            states.append(made.last_BKD[0])
+            labels += [*[False] * (count - 1), True]
+    [(last_MD, is_last_M)] = fitted
+    assert is_last_M.tolist() == labels
+    # The kept queries are rounded.
+    scale = float(last_MD.abs().mean())
+    torch.testing.assert_close(last_MD, torch.cat(states), atol=0.1 * scale, rtol=0.05)
+    assert result.end["true_ends"] + result.end["missed_ends"] == 6
+
+
+@pytest.mark.parametrize(("ends", "expected"), [("late", 2.0), ("exact", 0.0)])
+def test_end_is_as_sure_as_validates_best_where_it_may_be_late(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, ends: str, expected: float
+) -> None:
+    asked: list[End] = []
+    accuracies = iter([0.1, 0.2, 0.4, 0.4])
+
+    def measure(reasoner: CcotReasoner, problems: object, batch_size: int, progress: object) -> tuple[float, float]:
+        asked.append(reasoner.end)
+        return next(accuracies), float(len(asked))
+
+    monkeypatch.setattr(train_psi, "accuracy_of", measure)
+    run = make_run(**{"train_psi.ends": ends, "train_psi.epochs": 1})
+    run.precompute()
+    run.score()
+    run.train_phi()
+    result = run.train_psi()
+    assert [round(float(asked[0].bias - each.bias), 4) for each in asked] == ([0, 1, 2, 3] if ends == "late" else [0])
+    chosen = asked[2 if ends == "late" else 0]
+    assert (result.sureness, result.validation_accuracy) == (expected, 0.4 if ends == "late" else 0.1)
+    assert result.mean_tokens == (3.0 if ends == "late" else 1.0)
+    saved = End.load(run.workspace.folder("train-psi", "r0.10"), chosen.weight_D.shape[0])
+    assert torch.equal(saved.weight_D, chosen.weight_D)
+    assert torch.equal(saved.bias, chosen.bias)
 
 
 @pytest.mark.parametrize(
@@ -680,11 +848,12 @@ def test_what_was_made_from_a_changed_forerunner_s_results_is_stale_all_the_way(
 
 @pytest.mark.parametrize("stage", ["precompute", "score"])
 def test_a_lost_shard_is_no_smaller_data_set(make_run: MakeRun, stage: str) -> None:
-    run = make_run(**{"precompute.shard_megabytes": 1})
+    run = make_run(**{"precompute.shard_megabytes": 1, "data.limit": 120})
     run.precompute()
     run.score()
-    shard = shard_paths(run.workspace.folder(stage, None if stage == "precompute" else "r0.10"))[0]
-    shard.unlink()
+    shards = shard_paths(run.workspace.folder(stage, None if stage == "precompute" else "r0.10"))
+    assert stage == "score" or len(shards) > 1
+    shards[0].unlink()
     after = run.score if stage == "precompute" else run.train_phi
     if stage == "precompute":
         shutil.rmtree(run.workspace.folder("score", "r0.10"))
@@ -988,6 +1157,45 @@ def test_a_model_that_does_not_fit_the_device_says_what_it_needs(monkeypatch: py
     monkeypatch.setattr(theta.PreTrainedModel, "to", full)
     with pytest.raises(ResourceError, match=r"embedded needs 0\.0 GB, more than is free on cpu"):
         load_theta(ModelConfig())
+
+
+@pytest.mark.parametrize(
+    "change", [{"rms_norm_eps": 0.1}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}]
+)
+def test_settings_that_no_weight_shows_make_another_model(make_run: MakeRun, change: dict[str, object]) -> None:
+    run = make_run()
+    before = run.precompute() and load_theta(run.settings.model).fingerprint()
+    described = Path(run.settings.model.name) / "config.json"
+    described.write_text(json.dumps({**json.loads(described.read_text()), **change}))
+    assert load_theta(run.settings.model).fingerprint() != before
+    with pytest.raises(CorruptError, match="has changed since"):
+        run.score()
+
+
+def test_problems_that_are_all_too_long_to_validate_on_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(family="gpt2", **{"data.source": str(tmp_path / "data.jsonl")})
+
+    def write(is_long: Callable[[str], bool]) -> None:
+        rows = [
+            (f"How many are {number} pens?", "3 + 4 = 7\n" * (200 if is_long(f"{number}") else 1))
+            for number in range(20)
+        ]
+        lines = [json.dumps({"question": question, "answer": f"{chain}#### 7"}) for question, chain in rows]
+        (tmp_path / "data.jsonl").write_text("\n".join(lines))
+
+    write(lambda number: False)
+    run.precompute()
+    held_out = {
+        item.problem.question.split()[3]
+        for item in precompute.read_problems(run.workspace.require("precompute"))
+        if item.is_validation
+    }
+    write(lambda number: number in held_out)
+    with pytest.raises(UsageError, match="no validation problem is left"):
+        run.precompute()
+    write(lambda number: number not in held_out)
+    with pytest.raises(UsageError, match="no training problem is left"):
+        run.precompute()
 
 
 def test_on_a_gpu_float16_becomes_bfloat16(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

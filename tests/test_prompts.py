@@ -1,5 +1,6 @@
 """From text to segments of ids and back."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_a_problem_becomes_query_chain_and_answer(encoder: Encoder) -> None:
     assert text_of(encoder, encoded.chain) == "3 + 4 = 7"
     assert text_of(encoder, encoder.answer_marker) == "\n####"
     assert text_of(encoder, encoded.answer) == " 7</s>"
+
+
+def test_blank_lines_are_no_steps_of_their_own(encoder: Encoder) -> None:
+    for text in ("3 + 4 = 7\n7 + 2 = 9", "3 + 4 = 7\n\n7 + 2 = 9\n", "3 + 4 = 7\n\n\n7 + 2 = 9"):
+        chain = encoder.problem(replace(PROBLEM, chain=text)).chain
+        lines = encoder.lines(chain)
+        second = next(place for place, line in enumerate(lines) if line)
+        assert text_of(encoder, chain[second:]).strip() == "7 + 2 = 9"
+        assert set(lines[second:]) == {1}
 
 
 def test_the_query_of_a_problem_is_the_query_of_its_question(encoder: Encoder) -> None:

@@ -5,16 +5,13 @@ from collections import defaultdict
 from collections.abc import Sequence as Rows
 from copy import deepcopy
 from decimal import Decimal
-from itertools import islice
 
 import pytest
 import torch
-from conftest import MakeTheta, shaken
+from conftest import MakeTheta, encoded_problems, shaken
 
 from ccot_cli.config import ModelConfig
-from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.data.word_problems import generate
 from ccot_cli.models import scorer
 from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.predictive import PRIOR_COUNT, announcements, surprisals
@@ -27,16 +24,8 @@ LAYER = 2
 RATIO = Decimal("0.2")
 
 
-def encoded(theta: Theta, count: int) -> list[EncodedProblem]:
-    problems = []
-    for number, problem in enumerate(islice(generate("train", max_steps=3), count)):
-        chain, answer = split_solution(problem.solution)
-        problems.append(theta.encoder.problem(Problem(str(number), problem.question, chain, answer)))
-    return problems
-
-
 def test_surprisals_are_those_of_the_models_own_logits(theta: Theta) -> None:
-    problems = encoded(theta, 3)
+    problems = encoded_problems(theta, 3)
     found = dict(surprisals(theta, problems, batch_tokens=300))
     for number, problem in enumerate(problems):
         ids = [*problem.query, *problem.chain, *theta.encoder.answer_marker]
@@ -48,7 +37,7 @@ def test_surprisals_are_those_of_the_models_own_logits(theta: Theta) -> None:
 
 def test_the_equals_sign_announces_most_and_numbers_little() -> None:
     theta = load_theta(ModelConfig())
-    scores = announcements(theta, encoded(theta, 60), batch_tokens=8192)
+    scores = announcements(theta, encoded_problems(theta, 60), batch_tokens=8192)
 
     def score(text: str) -> float:
         return float(scores[theta.encoder.tokenizer(text, add_special_tokens=False).input_ids[-1]])
@@ -59,7 +48,7 @@ def test_the_equals_sign_announces_most_and_numbers_little() -> None:
 
 
 def test_announcements_weigh_a_guess_that_has_not_seen_the_occurrence_itself(llama: Theta) -> None:
-    problems = encoded(llama, 4)
+    problems = encoded_problems(llama, 4)
     chains = [[*problem.chain, llama.encoder.answer_marker[0]] for problem in problems]
     pairs = [(chain, place) for chain in chains for place in range(len(chain) - 1)]
     known = dict(surprisals(llama, problems, batch_tokens=8192))
@@ -82,7 +71,7 @@ def test_announcements_weigh_a_guess_that_has_not_seen_the_occurrence_itself(lla
 
 
 def test_jitter_is_gumbels_and_new_for_every_batch(llama: Theta) -> None:
-    problems, generator = encoded(llama, 40), torch.Generator().manual_seed(0)
+    problems, generator = encoded_problems(llama, 40), torch.Generator().manual_seed(0)
     first, second = (scorer._jitter(problems, generator) for _ in range(2))
     assert float(first.mean()) == pytest.approx(0.5772, abs=0.05)
     assert float(first.var()) == pytest.approx(torch.pi**2 / 6, abs=0.2)
@@ -117,7 +106,7 @@ def make_training(theta: Theta, adapters: Adapters, kind: str = "linear") -> Sco
         theta,
         adapters,
         Scorer(theta, kind, seed=0),  # type: ignore[arg-type]
-        encoded(theta, 6),
+        encoded_problems(theta, 6),
         layer=LAYER,
         num_steps=8,
         batch_size=3,
@@ -169,6 +158,14 @@ def slow_loss(training: ScorerTraining, batch: Rows[EncodedProblem], push: float
     answers = sum(float(loss) * count for loss, _, count, _ in total) / sum(count for *_, count, _ in total)
     chains = sum(float(loss) * count for _, loss, _, count in total) / sum(count for *_, count in total)
     return answers + CHAIN_WEIGHT * chains
+
+
+def test_the_scorer_learns_from_states_at_its_layer(theta: Theta) -> None:
+    training = make_training(theta, shaken(theta, PSI))
+    [problem, *_] = training.problems
+    _, states = training._gold([problem])
+    whole = theta.model(input_ids=torch.tensor([[*problem.query, *problem.chain]]), output_hidden_states=True)
+    torch.testing.assert_close(states, whole.hidden_states[LAYER])
 
 
 @torch.no_grad()

@@ -17,6 +17,8 @@ Dimensions: B batch, N query, K contemplation tokens, I indices, D width.
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -102,12 +104,12 @@ class Bench:
             shuffler = random.Random(f"0/{index}")
             for _ in range(EPOCHS):
                 for group in shuffler.sample(groups, len(groups)):
-                    optimiser.step(self._loss_at(index, [self.examples[number] for number in group]))
+                    optimiser.step_on(group, partial(self._loss_at, index))
         adapters.train_only(())
         return adapters
 
-    def _loss_at(self, index: int, batch: list[PhiExample]) -> torch.Tensor:
-        theta = self.theta
+    def _loss_at(self, index: int, part: Rows[int], whole: Rows[int]) -> torch.Tensor:
+        theta, batch = self.theta, [self.examples[number] for number in part]
         with torch.no_grad():
             # Layers 1..index are all that the loss needs.
             self.adapters.use(None)

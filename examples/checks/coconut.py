@@ -65,6 +65,13 @@ COURSE = TrainPsiConfig(
 NUM_TRAIN, NUM_TEST = 8000, 1000
 
 
+class Unstaged(Coconut):
+    """All lines are thoughts from the beginning, to see what the curriculum is good for."""
+
+    def stage(self, course: Course, epoch: int) -> int:
+        return super().stage(course, course.num_falling)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Accuracies of one seed."""
@@ -148,7 +155,7 @@ def train_coconut(
     adapters = Adapters(theta)
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
     course = Course(theta, adapters, encoded, Decimal(0), chosen)
-    coconut = Coconut(is_staged=is_staged)
+    coconut = Coconut() if is_staged else Unstaged()
     training = coconut.training(course)
     for _ in training.steps():
         pass

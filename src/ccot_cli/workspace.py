@@ -571,7 +571,7 @@ def _shown_key(stage: str, key: str) -> str:
 def _typed() -> tuple[str, ...]:
     """The command line from the subcommand on, without the workspace; nothing in another program."""
     program, *words = sys.argv
-    if Path(program).name not in ("ccot", "__main__.py"):
+    if not (Path(program).name == "ccot" or program.endswith("ccot_cli/__main__.py")):
         return ()
     kept, is_folder = [], False
     for word in words:

@@ -49,6 +49,7 @@ def train_psi(
         print_line(
             f"  END is right at {result.end['accuracy']:.1%} of tokens; it lets {result.mean_tokens:.1f} pass,"
             f" {result.target_tokens:.1f} is the target"
+            + (f"; asked to be sure by {result.sureness:.0f}, which validated best" if result.sureness else "")
         )
     if format == "json":
         print_json([asdict(result) for result in results])

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from ccot_cli.data.problems import ANSWER_LINE
 
-LEADING_NUMBER = re.compile(r"-?[0-9.,]++(?=\s|$)")
+LEADING_NUMBER = re.compile(r"-?\$?[0-9.,]++(?=\s|$)")
 # A minus between digits subtracts and is no sign: the last number of "7-4" is 4.
 ANY_NUMBER = re.compile(r"(?:(?<![0-9])-)?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
@@ -17,19 +17,14 @@ MOST_CHARACTERS = 100
 
 
 def read_answer(text: str) -> str | None:
-    """What stands after the last `####` on its line, None where nothing does.
-
-    A number is read as GSM8K's official reader does it: without its commas, and without the words after it.
-    """
+    """What stands after the last `####` on its line, None where nothing does."""
     _, marker, rest = text.rpartition(ANSWER_LINE)
     return read_behind_marker(rest) if marker else None
 
 
 def read_behind_marker(text: str) -> str | None:
     """The same, from what stands behind the marker; None where its line is empty."""
-    line = text.partition("\n")[0].strip()
-    number = LEADING_NUMBER.match(line)
-    return (number[0].replace(",", "") if number else line) or None
+    return text.partition("\n")[0].strip() or None
 
 
 def has_whole_answer(text: str) -> bool:
@@ -48,12 +43,14 @@ def read_last_number(text: str) -> str | None:
 def is_correct(prediction: str, reference: str) -> bool:
     """Whether two answers are the same number, or the same text but for case and white space.
 
-    Dollar signs, commas, a final full stop and trailing zeros do not change a number.
+    Dollar signs, commas, a final full stop and trailing zeros do not change a number. Where the reference is one, words
+    after the predicted one do not count, as to GSM8K's official reader.
     """
-    numbers = _number(prediction), _number(reference)
-    if None not in numbers:
-        return numbers[0] == numbers[1]
-    return _plain(prediction) == _plain(reference)
+    wanted = _number(reference)
+    if wanted is None:
+        return _plain(prediction) == _plain(reference)
+    leading = LEADING_NUMBER.match(prediction.strip())
+    return _number(leading[0] if leading else prediction) == wanted
 
 
 def _number(text: str) -> Decimal | None:

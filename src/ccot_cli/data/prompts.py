@@ -89,11 +89,13 @@ class Encoder:
         return {token for token in range(len(self.tokenizer)) if "\n" in self.tokenizer.decode([token])}
 
     def lines(self, chain: list[int]) -> list[int]:
-        """The line of every chain token, a line break belonging to the line it ends: one reasoning step each."""
-        lines, line = [], 0
+        """The line of every chain token, one reasoning step each; line breaks belong to the line that they end."""
+        lines, line, has_ended = [], 0, False
         for token in chain:
+            is_break = token in self.line_breaks
+            line += has_ended and not is_break
+            has_ended = is_break
             lines.append(line)
-            line += token in self.line_breaks
         return lines
 
     def decode(self, ids: list[int]) -> str:

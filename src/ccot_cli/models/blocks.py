@@ -139,6 +139,14 @@ class Blocks:
         """Columns that a row can have; None where positions are not looked up in a table."""
         return None if self.position_table is None else int(self.position_table.num_embeddings)
 
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Heads of keys and values, and the channels of one."""
+        config = self.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return heads, channels
+
     def _window(self, layer: int) -> int | None:
         """The sliding window of a layer, None where it sees everything."""
         types = getattr(self.model.config, "layer_types", None)
@@ -260,4 +268,7 @@ class Blocks:
         ids_BN, sequence = ids_N.expand(2, -1), Sequence.empty(2, ids_N.device)
         top = self.num_layers - 1
         self.fill(self.run_ids(ids_BN[:, :-3], mask_BN[:, :-3], sequence, last=top), top, sequence)
+        kept = [each for layer in range(self.num_layers) for each in sequence.keys_values(layer)]
+        if any((each.shape[1], each.shape[3]) != self.heads for each in kept):
+            raise ValueError("its keys and values are not of the heads that its settings say")
         return self.logits(self.run_ids(ids_BN[:, -3:], mask_BN[:, -3:], sequence))

@@ -40,7 +40,7 @@ class CcotReasoner(AnswerReasoner):
             max_tokens=most,
             is_end=self.end,
             looks=self._looks(queries, most),
-            reserved=len(self.theta.encoder.answer_marker) + self.decoding.max_answer_tokens,
+            reserved=self.reserved,
         )
         if self.control:
             sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)

@@ -38,6 +38,10 @@ class End:
     def __call__(self, last_BKD: Tensor) -> Tensor:
         return self.logits(last_BKD) > 0
 
+    def surer(self, by: float) -> "End":
+        """One that ends only where this one's logit is above `by`."""
+        return replace(self, bias=self.bias - by)
+
     def to(self, device: torch.device) -> "End":
         return replace(self, weight_D=self.weight_D.to(device), bias=self.bias.to(device))
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence as Rows
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.cache import empty_cache
 from ccot_cli.models.memory import in_parts
 from ccot_cli.models.theta import Theta
-from ccot_cli.tensors.masks import pad_right
+from ccot_cli.tensors.masks import first_columns, pad_right
 
 STORED_DTYPE = torch.bfloat16
 """Two bytes a number, and the range of float32; the rounding is far below what φ can imitate."""
@@ -66,6 +68,20 @@ def gold_states(
 
         rows = (each for part in in_parts(batch, run) for each in part)
         yield from ((number, each) for number, each in zip(batch, rows, strict=True) if number not in skip)
+
+
+def place_gold(
+    theta: Theta, adapters: Adapters, sequence: Sequence, gold: Rows[Tensor], *, adapter: str | None = None
+) -> None:
+    """Append gold states in the contemplation tokens' place, their keys and values made under an adapter, or under θ.
+
+    Args:
+        gold: Each row's states at every index: K, I, D.
+    """
+    gold_BKID = pad_sequence(list(gold), batch_first=True).to(theta.device, theta.dtype)
+    sequence.extend(first_columns([len(rows) for rows in gold], device=theta.device))
+    adapters.use(adapter)
+    theta.blocks.place(gold_BKID.transpose(1, 2), sequence)
 
 
 def _run(theta: Theta, problems: Rows[EncodedProblem], *, indices: Rows[int], dtype: torch.dtype) -> list[Tensor]:

@@ -171,7 +171,7 @@ class _Batch:
 
 def rest_bytes(theta: Theta, examples: Rows[PhiExample]) -> int:
     """What the batches of these examples hold from one layer to the next, padding apart."""
-    heads, channels = theta.heads
+    heads, channels = theta.blocks.heads
     width: int = theta.model.config.hidden_size
     num_query = sum(len(example.query) for example in examples)
     num_tokens = sum(len(example.gold_JID) - 1 for example in examples)

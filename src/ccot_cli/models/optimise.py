@@ -126,22 +126,11 @@ class Optimiser:
         fall = max(0, self.step_count - last) / (self.num_steps - last)
         return self.learning_rate * rise * (1 - fall)
 
-    def step(self, loss: Tensor) -> float:
-        """Go down one step; a loss or gradient that is not finite changes nothing.
-
-        Raises:
-            DivergedError: after several such steps in a row.
-        """
-        self._inner.zero_grad(set_to_none=True)
-        value = float(loss.detach())
-        if isfinite(value):
-            loss.backward()  # type: ignore[no-untyped-call]
-        return self._descend(value)
-
     def step_on(self, batch: Rows[int], share: Share) -> float:
-        """The same from a batch's loss, in micro-batches whose gradients are added up.
+        """Go down one step of a batch's loss, in micro-batches whose gradients are added up.
 
-        Where one does not fit into memory, they are half as large from then on.
+        A loss or gradient that is not finite changes nothing. Where a micro-batch does not fit into memory, they are
+        half as large from then on.
 
         Raises:
             DivergedError: after several bad steps in a row.

@@ -113,7 +113,7 @@ def contemplate(
     adapters.use(PHI)
     batch, device = first_BD.shape[0], first_BD.device
     limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
-    limit_B = torch.minimum(limit_B.to(device), _free_positions(theta, sequence, reserved))
+    limit_B = torch.minimum(limit_B.to(device), free_positions(theta, sequence, reserved))
     limit = int(limit_B.max())
     is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
     chunks: list[_Chunk] = []
@@ -136,7 +136,7 @@ def contemplate(
     )
 
 
-def _free_positions(theta: Theta, sequence: Sequence, reserved: int) -> Tensor:
+def free_positions(theta: Theta, sequence: Sequence, reserved: int) -> Tensor:
     """How many tokens each row can still have: B.
 
     Raises:

@@ -23,6 +23,7 @@ from torch import Tensor
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.gold import plan_batches, solution_ids
+from ccot_cli.models.memory import in_parts
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_right
 
@@ -37,17 +38,24 @@ def surprisals(theta: Theta, problems: Rows[EncodedProblem], *, batch_tokens: in
     Yields:
         A problem's number and m numbers.
     """
-    lengths = [len(solution_ids(theta, problem)) for problem in problems]
-    for batch in plan_batches(lengths, batch_tokens=batch_tokens):
+
+    def run(batch: Rows[int]) -> list[tuple[int, list[float]]]:
         rows = [solution_ids(theta, problems[number]) for number in batch]
         ids_BT, mask_BT = pad_right(rows, fill=theta.pad_id, device=theta.device)
         hidden_BTD = theta.blocks.run_ids(ids_BT, mask_BT, Sequence.empty(len(batch), theta.device))
+        found = []
         for place, number in enumerate(batch):
             start = len(problems[number].query)
             end = start + len(problems[number].chain)
             log_share_MV = theta.blocks.logits(hidden_BTD[place : place + 1, start:end])[0].float().log_softmax(dim=-1)
             following_M = ids_BT[place, start + 1 : end + 1]
-            yield number, (-log_share_MV.gather(1, following_M[:, None])[:, 0]).tolist()
+            found.append((number, (-log_share_MV.gather(1, following_M[:, None])[:, 0]).tolist()))
+        return found
+
+    lengths = [len(solution_ids(theta, problem)) for problem in problems]
+    for batch in plan_batches(lengths, batch_tokens=batch_tokens):
+        for found in in_parts(batch, run):
+            yield from found
 
 
 def announcements(theta: Theta, problems: Rows[EncodedProblem], *, batch_tokens: int) -> Tensor:

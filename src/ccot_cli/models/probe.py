@@ -7,6 +7,7 @@ empty.
 Dimensions: B batch, I indices l..L, K contemplation tokens, M tokens of all examples, D width, C classes.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ccot_cli.models.adapters import Adapters
-from ccot_cli.models.joint import generate
+from ccot_cli.models.joint import Generated, generate
 from ccot_cli.models.layerwise import PhiExample
+from ccot_cli.models.memory import in_parts
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
 
@@ -111,9 +113,7 @@ class PhiJudge:
     def look(self) -> PhiReport:
         """Roll out every validation problem and compare."""
         errors_IM, place_M, labels_M, gold_IMD, made_IMD = [], [], [], [], []
-        for start in range(0, len(self.validation), self.batch_size):
-            numbers = range(start, min(start + self.batch_size, len(self.validation)))
-            made = generate(self.theta, self.adapters, self.validation, self.queries, numbers, layer=self.layer)
+        for numbers, made in self._generated():
             mask_BK = made.mask_BK
             errors_IM.append(made.errors().transpose(0, 1)[:, mask_BK].cpu())
             place_M.append(torch.arange(mask_BK.shape[1]).expand(mask_BK.shape)[mask_BK.cpu()])
@@ -134,6 +134,18 @@ class PhiJudge:
             generated_read=self._read(generated, label_M),
             norms=[float(each.float().norm(dim=-1).mean()) for each in (embedding.detach(), *both)],
         )
+
+    def _generated(self) -> Iterator[tuple[Rows[int], Generated]]:
+        """What φ makes of every validation problem, with their numbers."""
+
+        def run(numbers: Rows[int]) -> tuple[Rows[int], Generated]:
+            return numbers, generate(
+                self.theta, self.adapters, self.validation, self.queries, numbers, layer=self.layer
+            )
+
+        everything = range(len(self.validation))
+        for start in range(0, len(everything), self.batch_size):
+            yield from in_parts(everything[start : start + self.batch_size], run)
 
     def _read(self, states_IMD: Tensor, labels_M: Tensor) -> list[float]:
         chosen_M = self._is_number[labels_M]

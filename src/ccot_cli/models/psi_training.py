@@ -23,6 +23,7 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.end import End, labelled
+from ccot_cli.models.gold import place_gold
 from ccot_cli.models.memory import in_parts
 from ccot_cli.models.optimise import Optimiser, steps_over
 from ccot_cli.models.phi import contemplate, encode_query, feed_back, replay
@@ -197,10 +198,7 @@ class GoldContext:
     def read(self, numbers: Rows[int], batch: Rows[PsiExample] = ()) -> Read:
         sequence = self.queries.sequence(numbers)
         gold = [self.gold[number][1:] for number in numbers]
-        gold_BKID = pad_sequence(gold, batch_first=True).to(self.theta.device, self.theta.dtype)
-        sequence.extend(first_columns([len(rows) for rows in gold], device=self.theta.device))
-        self.adapters.use(self.adapter)
-        self.theta.blocks.place(gold_BKID.transpose(1, 2), sequence)
+        place_gold(self.theta, self.adapters, sequence, gold, adapter=self.adapter)
         return Read(sequence)
 
 

@@ -92,7 +92,7 @@ class KeptQueries(Queries):
     def encoded(self, numbers: Rows[int]) -> tuple[Sequence, Tensor]:
         theta = self.theta
         longest = max(len(self.queries[number]) for number in numbers)
-        heads, channels = theta.heads
+        heads, channels = theta.blocks.heads
         both = torch.empty(2 * theta.num_layers, len(numbers), heads, longest, channels, dtype=theta.dtype)
         mask_BN = torch.zeros(len(numbers), longest, dtype=torch.bool)
         for place, number in enumerate(numbers):
@@ -142,7 +142,7 @@ def _mapped(theta: Theta, queries: Rows[list[int]], path: Path) -> tuple[list[Te
     sizes, last = _sizes(theta, queries)
     total = sum(sizes)
     numbers = torch.from_file(str(path), shared=True, size=total + len(queries) * last, dtype=STORED_DTYPE)
-    heads, channels = theta.heads
+    heads, channels = theta.blocks.heads
     starts = accumulate(sizes, initial=0)
     keys_values = [
         numbers[start : start + size].view(2 * theta.num_layers, heads, -1, channels)
@@ -153,7 +153,7 @@ def _mapped(theta: Theta, queries: Rows[list[int]], path: Path) -> tuple[list[Te
 
 def _sizes(theta: Theta, queries: Rows[list[int]]) -> tuple[list[int], int]:
     """Numbers that each query leaves in the cache, and numbers of a query's last states."""
-    heads, channels = theta.heads
+    heads, channels = theta.blocks.heads
     width = 2 * theta.num_layers * heads * channels
     return [len(query) * width for query in queries], (theta.num_layers + 1) * theta.model.config.hidden_size
 

@@ -173,6 +173,11 @@ class AnswerReasoner(ABC):
     def name(self) -> str:
         return self.method.name
 
+    @property
+    def reserved(self) -> int:
+        """Positions that <ANS> and the longest answer take."""
+        return len(self.theta.encoder.answer_marker) + self.decoding.max_answer_tokens
+
     @abstractmethod
     def prepare(self, queries: list[list[int]]) -> Prepared:
         """The queries, and what comes between them and the answers."""
@@ -187,7 +192,7 @@ class AnswerReasoner(ABC):
         text = decode(self.theta, self.adapters, prepared.sequence, [marker] * len(queries), max_tokens=limit)
         replies = [
             Reply(
-                answer=decoded.strip(),
+                answer=read_behind_marker(decoded) or "",
                 text=decoded,
                 num_contemplation=count,
                 num_answer=len(ids),
@@ -230,8 +235,7 @@ class ChainReasoner:
         layer = self.theta.num_layers - (self.num_thoughts == 0)
         sequence, last_BD = encode_query(self.theta, self.adapters, opened, layer=layer, adapter=self.adapter)
         prefill = clock.lap()
-        if self.num_thoughts:
-            self.think(sequence, last_BD)
+        counts = self.think(sequence, last_BD) if self.num_thoughts else [0] * len(queries)
         text = decode(
             self.theta,
             self.adapters,
@@ -242,18 +246,18 @@ class ChainReasoner:
             is_done=self.is_done,
         )
         contemplation = clock.lap()
-        replies = [self._read(ids, is_capped) for ids, is_capped in zip(text.ids, text.is_capped, strict=True)]
+        replies = [self._read(*each) for each in zip(text.ids, text.is_capped, counts, strict=True)]
         return replies, Seconds(prefill, contemplation, clock.lap())
 
     def put(self, question: str) -> str:
         """The question as the model is asked it."""
         return question
 
-    def think(self, sequence: Sequence, last_BD: Tensor) -> None:
-        """Append the latent tokens to the query, whose last state at index L is given."""
+    def think(self, sequence: Sequence, last_BD: Tensor) -> list[int]:
+        """Append the latent tokens to the query, whose last state at index L is given; how many each row has."""
         raise NotImplementedError
 
-    def _read(self, ids: list[int], is_capped: bool) -> Reply:
+    def _read(self, ids: list[int], is_capped: bool, num_thoughts: int) -> Reply:
         text = self.theta.encoder.decode(ids)
         marker = self.theta.encoder.answer_marker
         starts = [at for at in range(len(ids)) if ids[at : at + len(marker)] == marker]
@@ -263,7 +267,7 @@ class ChainReasoner:
             # A model that was not taught to write the marker has its last number read, if it came to an end.
             answer=read_behind_marker(behind) or read_answer(text) or (not is_capped and read_last_number(text)) or "",
             text=text,
-            num_contemplation=self.num_thoughts + num_chain,
+            num_contemplation=num_thoughts + num_chain,
             num_answer=max(0, len(ids) - num_chain - len(marker)),
             is_truncated=is_capped,
         )

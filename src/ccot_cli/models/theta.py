@@ -5,6 +5,7 @@ never with remote code.
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,20 @@ from ccot_cli.models.memory import is_out_of_memory
 from ccot_cli.names import EMBEDDED
 
 EMBEDDED_FOLDER = Path(__file__).parent.parent / "embedded"
+_SHAPING = (
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "sliding_window",
+    "layer_types",
+    "num_attention_heads",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "hidden_act",
+    "activation_function",
+)
+"""Settings that bear on what a model computes and that no weight shows."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +79,13 @@ class Theta:
         return self.eos_id if pad is None else pad
 
     @property
-    def heads(self) -> tuple[int, int]:
-        """Heads of keys and values, and the channels of one."""
-        config = self.model.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return heads, channels
-
-    @property
     def eos_id(self) -> int:
         eos: int = self.encoder.tokenizer.eos_token_id
         return eos
 
     def fingerprint(self) -> str:
-        """Tells this model, tokenizer and template from others: hash of shapes, samples of weights and a text's ids.
+        """Tells this model, tokenizer and template from others: hash of shapes, samples of weights, settings that no
+        weight shows, and a text's ids.
 
         The precision that a device asks for makes no difference.
         """
@@ -87,6 +95,8 @@ class Theta:
                 continue
             sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].bfloat16().float().cpu().numpy().tobytes()
             digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode() + sample)
+        config = {key: getattr(self.model.config, key, None) for key in _SHAPING}
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
         digest.update(str(self.encoder.query('Mia has 12 pens: $3.50, "all".\n')).encode())
         digest.update(str(self.encoder.answer_marker).encode())
         return digest.hexdigest()

@@ -287,7 +287,7 @@ class _Bench:
         layers = sum(each.numel() for n, each in theta.blocks.layers.named_parameters() if "lora_" not in n)
         head = theta.model.config.vocab_size * theta.model.config.hidden_size
         size = torch.finfo(theta.dtype).bits // 8
-        heads, channels = theta.heads
+        heads, channels = theta.blocks.heads
         per_token = 2 * theta.num_layers * heads * channels * size * self.batch
         passes, read = 1.0, 0.0
         if name in ("generate", "cot"):

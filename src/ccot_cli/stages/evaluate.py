@@ -10,23 +10,21 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import ceil, comb, sqrt
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ccot_cli.config import Settings, stage_config
-from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.errors import UsageError
 from ccot_cli.files import commit, write_json
-from ccot_cli.models.baselines.gold import GoldReasoner
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.controls import CONTROLS
 from ccot_cli.models.loading import traits_of
-from ccot_cli.models.reasoner import Method, Reasoner, Reply, Seconds, Traits, reply_in_parts
+from ccot_cli.models.reasoner import Method, Reasoner, Reply, Seconds, Traits
 from ccot_cli.progress import Progress
 from ccot_cli.stages.methods import Entry, Methods, find_methods, own_methods
+from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "eval"
@@ -185,7 +183,8 @@ def _compare(
         measured = measure(reasoner, problems, settings.eval.batch_size, progress)
         marks.append(measured.marks)
         rows.append(measured.row)
-        predictions += [_prediction(reasoner, *pair) for pair in zip(problems, measured.replies, strict=True)]
+        answered = zip(problems, measured.replies, measured.marks, strict=True)
+        predictions += [_prediction(reasoner, *each) for each in answered]
     result = EvalResult(
         rows=rows,
         pairs=_pairs(rows, marks),
@@ -211,10 +210,16 @@ class Measured(NamedTuple):
 
 def measure(reasoner: Reasoner, problems: list[Problem], batch_size: int, progress: Progress) -> Measured:
     """Ask one method everything, in batches as the problems come."""
-    if isinstance(reasoner, GoldReasoner):
-        reasoner.show(problems)
-    replies, seconds = _reply_to_all(reasoner, problems, batch_size, progress)
-    marks = [is_correct(reply.answer, each.answer) for reply, each in zip(replies, problems, strict=True)]
+    for _ in ask(reasoner, problems[:batch_size], batch_size, "warm-up", Progress()):  # not timed
+        pass
+    replies: list[Reply] = []
+    seconds: list[tuple[int, Seconds]] = []
+    for batch, replied, spent in ask(
+        reasoner, problems, batch_size, f"{reasoner.name} r = {reasoner.ratio:f}", progress
+    ):
+        replies += replied
+        seconds.append((len(batch), spent))
+    marks = list(map(is_right, problems, replies))
     return Measured(_row(reasoner, problems, replies, seconds, marks), replies, marks)
 
 
@@ -244,23 +249,6 @@ def _pair(row: Row, than: Row, marks: list[bool], others: list[bool]) -> Pair:
     wins = sum(mark and not other for mark, other in zip(marks, others, strict=True))
     losses = sum(other and not mark for mark, other in zip(marks, others, strict=True))
     return Pair(row.method, row.ratio, than.method, than.ratio, wins, losses, mcnemar(wins, losses))
-
-
-def _reply_to_all(
-    reasoner: Reasoner, problems: list[Problem], batch_size: int, progress: Progress
-) -> tuple[list[Reply], list[tuple[int, Seconds]]]:
-    replies: list[Reply] = []
-    seconds: list[tuple[int, Seconds]] = []
-    reply_in_parts(reasoner, [problem.question for problem in problems[:batch_size]])  # warm-up, not timed
-    label = f"{reasoner.name} r = {reasoner.ratio:f}"
-    with progress.task(label, total=len(problems), unit="questions") as advance:
-        for start in range(0, len(problems), batch_size):
-            batch = problems[start : start + batch_size]
-            answered, spent = reply_in_parts(reasoner, [problem.question for problem in batch])
-            replies += answered
-            seconds.append((len(batch), spent))
-            advance(len(batch))
-    return replies, seconds
 
 
 def _row(
@@ -299,14 +287,14 @@ def _row(
     )
 
 
-def _prediction(reasoner: Reasoner, problem: Problem, reply: Reply) -> dict[str, Any]:
+def _prediction(reasoner: Reasoner, problem: Problem, reply: Reply, is_correct: bool) -> dict[str, Any]:
     return {
         "method": reasoner.name,
         "ratio": float(reasoner.ratio),
         "id": problem.id,
         "num_steps": problem.num_steps,
         "reference": problem.answer,
-        "is_correct": is_correct(reply.answer, problem.answer),
+        "is_correct": is_correct,
         **asdict(reply),
     }
 
@@ -337,6 +325,6 @@ def _new_key(workspace: Workspace) -> str:
     """Today's date and the first number that is free."""
     today = datetime.now(UTC).date().isoformat()
     number = 1
-    while Path(workspace.folder(STAGE, f"{today}-{number}")).exists():
+    while workspace.folder(STAGE, f"{today}-{number}").exists():
         number += 1
     return f"{today}-{number}"

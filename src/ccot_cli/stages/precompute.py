@@ -126,8 +126,9 @@ def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[St
     if not all(fits):
         progress.say(f"{fits.count(False):,} problems are longer than the model's {longest:,} positions: left out")
     stored = [item for item, is_short in zip(stored, fits, strict=True) if is_short]
-    if not stored or all(item.is_validation for item in stored):
-        raise UsageError("no training problem is left", fix="check data.source in ccot.yaml")
+    for kind, is_there in (("training", False), ("validation", True)):
+        if all(item.is_validation != is_there for item in stored):
+            raise UsageError(f"no {kind} problem is left", fix="check data.source in ccot.yaml, or give more problems")
     return stored, [problem for problem, is_short in zip(encoded, fits, strict=True) if is_short]
 
 

@@ -1,4 +1,4 @@
-"""Train a method to compare CCoT with: same base, same data, same steps, same clock."""
+"""Train a method to compare CCoT with: same base, same data, ψ's steps unless more are asked for, same clock."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, field, replace

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.end import BEYOND, LateEnds, fit_end, labelled
+from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.end import BEYOND, End, LateEnds, fit_end, labelled
 from ccot_cli.models.looks import Forecast
 from ccot_cli.models.psi_training import (
     Context,
@@ -32,11 +34,14 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.stages.queries import open_queries
 from ccot_cli.stages.training import take_steps
-from ccot_cli.stages.validation import caps, changed_figures, validate
+from ccot_cli.stages.validation import accuracy_of, caps, changed_figures
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-psi"
+
+SURENESS = (0.0, 1.0, 2.0, 3.0)
+"""Logits that END may have to exceed: the paper's 0, and where ψ learns from late ends, whichever validates best."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class TrainPsiResult:
     """Mean k."""
     end: dict[str, float]
     """END's confusion on validation tokens."""
+    sureness: float = 0.0
+    """What END's logit has to exceed; the accuracy is the greatest of those tried."""
     decoding: dict[str, Any] = field(default_factory=dict)
     """The caps with which that was measured."""
     was_ready: bool = False
@@ -205,15 +212,16 @@ class _Job:
         self.adapters.train_only(())
         self.adapters.save(PSI, build.folder)
         self.adapters.save(PHI, build.folder)
-        Method("ccot", f"{self.ratio:f}", self.layer).save(build.folder)
+        method = Method("ccot", f"{self.ratio:f}", self.layer)
+        method.save(build.folder)
         # What φ is fed has changed only where its layers up to l have learned.
         rollouts = (
             context.rollouts if isinstance(context, RolloutContext) else self._roll_out(queries, self.train_examples)
         )
-        end = self._train_end(build, queries, rollouts)
-        accuracy, mean_tokens = validate(
-            self.theta, self.adapters, build.folder, self.held_out, self.settings, self.progress
-        )
+        fitted = fit_end(*self._labelled(queries, rollouts, self.train_examples), self.forecast)
+        sureness, accuracy, mean_tokens = self._settle_end(method, fitted)
+        end = fitted.surer(sureness)
+        end.save(build.folder)
         return TrainPsiResult(
             ratio=f"{self.ratio:f}",
             num_steps=training.optimiser.step_count,
@@ -222,17 +230,28 @@ class _Job:
             validation_accuracy=accuracy,
             mean_tokens=mean_tokens,
             target_tokens=sum(each.num_tokens for each in self.held_examples) / len(self.held_out),
-            end=end,
+            end=self._judge_end(end),
+            sureness=sureness,
             decoding=caps(self.settings),
         )
 
-    def _train_end(self, build: Build, queries: Queries, rollouts: Rollouts) -> dict[str, float]:
-        """Fit END on rollouts of the training problems and judge it on validation's."""
-        held = self._queries(self.held_examples)
-        end = fit_end(*self._labelled(queries, rollouts, self.train_examples), self.forecast)
-        end.save(build.folder)
-        held_rollouts = self._roll_out(held, self.held_examples)
-        report = judge_end(end, *self._labelled(held, held_rollouts, self.held_examples))
+    def _settle_end(self, method: Method, fitted: End) -> tuple[float, float, float]:
+        """How sure END has to be, and what validation comes to then: accuracy and the mean number of tokens.
+
+        To a ψ that has learned to read a token too many, ending late costs less than ending early.
+        """
+        decoding, batch_size = self.settings.decoding, self.settings.eval.batch_size
+        found = []
+        for sureness in SURENESS if self.settings.train_psi.ends == "late" else SURENESS[:1]:
+            reasoner = CcotReasoner(self.theta, self.adapters, method, decoding, fitted.surer(sureness))
+            found.append((sureness, *accuracy_of(reasoner, self.held_out, batch_size, self.progress)))
+        return max(found, key=itemgetter(1))
+
+    def _judge_end(self, end: End) -> dict[str, float]:
+        """END's confusion on rollouts of the validation problems."""
+        queries = self._queries(self.held_examples)
+        rollouts = self._roll_out(queries, self.held_examples)
+        report = judge_end(end, *self._labelled(queries, rollouts, self.held_examples))
         return {**asdict(report), "accuracy": report.accuracy}
 
     def _labelled(self, queries: Queries, rollouts: Rollouts, examples: list[PsiExample]) -> tuple[Tensor, Tensor]:

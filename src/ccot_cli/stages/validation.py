@@ -1,5 +1,6 @@
 """How well a trained method does on the validation problems."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.baselines.gold import GoldReasoner
 from ccot_cli.models.loading import load_reasoner
-from ccot_cli.models.reasoner import Reasoner, reply_in_parts
+from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
 from ccot_cli.models.theta import Theta
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
@@ -51,15 +52,25 @@ def accuracy_of(
     reasoner: Reasoner, problems: Rows[Problem], batch_size: int, progress: Progress
 ) -> tuple[float, float]:
     """Accuracy of a method, and its mean number of tokens before the answer."""
+    num_correct = num_tokens = 0
+    for batch, replies, _ in ask(reasoner, problems, batch_size, "validation", progress):
+        num_correct += sum(map(is_right, batch, replies))
+        num_tokens += sum(reply.num_contemplation for reply in replies)
+    return num_correct / len(problems), num_tokens / len(problems)
+
+
+def ask(
+    reasoner: Reasoner, problems: Rows[Problem], batch_size: int, label: str, progress: Progress
+) -> Iterator[tuple[Rows[Problem], list[Reply], Seconds]]:
+    """Ask a method everything, in batches as the problems come; what it replies, and how long that took."""
     if isinstance(reasoner, GoldReasoner):
         reasoner.show(problems)
-    num_correct = num_tokens = 0
-    with progress.task("validation", total=len(problems), unit="problems") as advance:
+    with progress.task(label, total=len(problems), unit="problems") as advance:
         for start in range(0, len(problems), batch_size):
             batch = problems[start : start + batch_size]
-            replies, _ = reply_in_parts(reasoner, [problem.question for problem in batch])
-            for problem, reply in zip(batch, replies, strict=True):
-                num_correct += is_correct(reply.answer, problem.answer)
-                num_tokens += reply.num_contemplation
-                advance()
-    return num_correct / len(problems), num_tokens / len(problems)
+            yield batch, *reply_in_parts(reasoner, [problem.question for problem in batch])
+            advance(len(batch))
+
+
+def is_right(problem: Problem, reply: Reply) -> bool:
+    return is_correct(reply.answer, problem.answer)

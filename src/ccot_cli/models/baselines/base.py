@@ -1,4 +1,5 @@
-"""The methods that CCoT is compared with: same base, same data, as many steps as ψ, same clock.
+"""The methods that CCoT is compared with: same base, same data, as many steps as ψ unless more are asked for, same
+clock.
 
 Each is one class. It says what ψ reads and is asked in every epoch (`training`), what it keeps
 beside ψ (`save`), and how it answers (`load`). Batches, steps, checkpoints and decoding are those of CCoT.
@@ -8,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from decimal import Decimal
+from math import ceil
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,6 +28,15 @@ from ccot_cli.tensors.select import num_kept
 
 LAST_SHARE = 0.25
 """Share of a curriculum's epochs in which nothing of the chain is left."""
+
+
+USUAL_SHARE = 0.95
+"""Share of chains that a curriculum shortens part by part; a few very long ones lose their rest at once."""
+
+
+def usual_most(counts: Rows[int]) -> int:
+    """How many parts a curriculum takes away: as many as all chains but the longest have."""
+    return sorted(counts)[ceil(USUAL_SHARE * len(counts)) - 1]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.adapters import PSI
-from ccot_cli.models.baselines.base import Baseline, Course, Trained
+from ccot_cli.models.baselines.base import Baseline, Course, Trained, usual_most
 from ccot_cli.models.psi_training import PsiExample, PsiTraining
 from ccot_cli.models.reasoner import NO_TOKENS, WRITTEN, ChainReasoner
 from ccot_cli.tensors.select import num_kept
@@ -66,15 +66,15 @@ class ImplicitCot(ChainBaseline):
     """Decay of the chance that one more token is removed, and another, ... (the published lambda)."""
 
     def training(self, course: Course) -> PsiTraining:
-        longest = max(len(each.chain) for each in course.problems)
+        most = usual_most([len(each.chain) for each in course.problems])
 
         def lessons(epoch: int) -> list[PsiExample]:
-            removed = course.num_removed(epoch, longest)
+            removed = course.num_removed(epoch, most)
             draw = random.Random(f"{course.chosen.seed}/{epoch}")
             # The first epoch's chains are whole, and what is all gone cannot be removed further.
             extra = [int(draw.expovariate(self.SMOOTHING)) if epoch else 0 for _ in course.problems]
             return [
-                written(course, each, each.chain[removed + more :])
+                written(course, each, each.chain[removed + more :] if removed < most else [])
                 for each, more in zip(course.problems, extra, strict=True)
             ]
 

@@ -1,9 +1,9 @@
 """COCONUT: the model's last hidden states, fed back as inputs, take the place of the chain's steps (Hao et al., 2024).
 
-The curriculum replaces the chain's lines by latent thoughts from the left, one more with every stage, `THOUGHTS` of
-them a line, and the optimiser starts anew with every stage. What is fed back is the state behind the final norm, and
-gradients pass through all of it. Nothing says what a thought should hold: unlike CCoT's tokens, it is learned from the
-words that follow alone.
+The curriculum replaces the chain's lines by latent thoughts from the left, `THOUGHTS` of them a line, more lines with
+every stage (one more where there are epochs enough), and the optimiser starts anew with every stage. What is fed back
+is the state behind the final norm, and gradients pass through all of it. Nothing says what a thought should hold:
+unlike CCoT's tokens, it is learned from the words that follow alone.
 
 Dimensions: B batch, K latent thoughts, D width.
 """
@@ -12,14 +12,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import pairwise
 
 from torch import Tensor
 
 from ccot_cli.models.adapters import PSI
-from ccot_cli.models.baselines.base import Baseline, Course, Trained
+from ccot_cli.models.baselines.base import Baseline, Course, Trained, usual_most
 from ccot_cli.models.baselines.chain import written
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import feed_back
+from ccot_cli.models.phi import feed_back, free_positions
 from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext
 from ccot_cli.models.reasoner import ChainReasoner, Traits
 from ccot_cli.models.theta import Theta
@@ -57,9 +58,14 @@ class CoconutContext(QueryContext):
 class CoconutReasoner(ChainReasoner):
     """Query, as many latent thoughts as in the last stage, and what is then written."""
 
-    def think(self, sequence: Sequence, last_BD: Tensor) -> None:
+    reserved: int = 1
+    """Positions to leave for what is written, where the model has a last one."""
+
+    def think(self, sequence: Sequence, last_BD: Tensor) -> list[int]:
         self.adapters.use(self.adapter)
-        add_thoughts(self.theta, sequence, last_BD, [self.num_thoughts] * len(last_BD))
+        counts: list[int] = free_positions(self.theta, sequence, self.reserved).clamp_max(self.num_thoughts).tolist()
+        add_thoughts(self.theta, sequence, last_BD, counts)
+        return counts
 
 
 class Coconut(Baseline):
@@ -69,28 +75,30 @@ class Coconut(Baseline):
     traits = Traits("yes", "continuous", "fixed length, autoregressive")
     ratio = Decimal(0)
 
-    def __init__(self, *, is_staged: bool = True) -> None:
-        """Begin at the first stage, or, to see what the curriculum is good for, at the last."""
-        self._is_staged = is_staged
-
     def training(self, course: Course) -> PsiTraining:
         lines = [course.theta.encoder.lines(each.chain) for each in course.problems]
-        self._most = 1 + max(each[-1] for each in lines)
-
-        def stage(epoch: int) -> int:
-            return course.num_removed(epoch, self._most) if self._is_staged else self._most
+        self._most = usual_most([1 + each[-1] for each in lines])
 
         def lessons(epoch: int) -> list[PsiExample]:
-            # A shorter chain gets as many thoughts as the longest: how many steps a question takes is not known when it
+            # Every chain gets as many thoughts: how many steps a question takes is not known when it
             # is asked.
-            number = stage(epoch)
-            return [
-                replace(written(course, problem, _from_line(problem.chain, each, number)), num_tokens=THOUGHTS * number)
+            number = self.stage(course, epoch)
+            chains = [
+                _from_line(problem.chain, each, number) if number < self._most else []
                 for problem, each in zip(course.problems, lines, strict=True)
             ]
+            return [
+                replace(written(course, problem, chain), num_tokens=THOUGHTS * number)
+                for problem, chain in zip(course.problems, chains, strict=True)
+            ]
 
-        stages = [epoch for epoch in range(1, course.chosen.epochs) if stage(epoch) != stage(epoch - 1)]
+        numbers = [self.stage(course, epoch) for epoch in range(course.chosen.epochs)]
+        stages = [epoch for epoch, (before, number) in enumerate(pairwise(numbers), start=1) if number != before]
         return course.training(lessons, CoconutContext(course.theta, course.adapters), stages=stages)
+
+    def stage(self, course: Course, epoch: int) -> int:
+        """How many lines are thoughts in an epoch."""
+        return course.num_removed(epoch, self._most)
 
     def num_tokens(self, course: Course) -> int:
         return THOUGHTS * self._most
@@ -105,6 +113,7 @@ class Coconut(Baseline):
             name=cls.name,
             ratio=Decimal(trained.method.ratio),
             num_thoughts=trained.method.num_tokens,
+            reserved=1 + len(trained.theta.encoder.answer_marker) + trained.decoding.max_answer_tokens,
         )
 
 

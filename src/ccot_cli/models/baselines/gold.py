@@ -11,19 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
-from ccot_cli.models.gold import STORED_DTYPE, gold_states
+from ccot_cli.models.gold import STORED_DTYPE, gold_states, place_gold, solution_ids
 from ccot_cli.models.phi import read_query
 from ccot_cli.models.psi_training import GoldContext, PsiTraining
 from ccot_cli.models.queries import FreshQueries
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.models.selectors import Selector
-from ccot_cli.tensors.masks import first_columns
 
 BATCH_TOKENS = 8192
 
@@ -46,9 +44,7 @@ class GoldReasoner(AnswerReasoner):
         prefill = clock.lap()
         states = [self._selected(query) for query in queries]
         counts = [len(rows) for rows in states]
-        sequence.extend(first_columns(counts, device=self.theta.device))
-        self.adapters.use(None)
-        self.theta.blocks.place(pad_sequence(states, batch_first=True).transpose(1, 2), sequence)
+        place_gold(self.theta, self.adapters, sequence, states)
         return Prepared(sequence, counts, [False] * len(counts), prefill, clock.lap())
 
     def _selected(self, query: list[int]) -> Tensor:
@@ -59,13 +55,19 @@ class GoldReasoner(AnswerReasoner):
             raise UsageError(
                 "gold answers from the chain of a problem, and this question has none", fix="ccot eval --methods gold"
             ) from None
+        num_tokens, most = len(solution_ids(self.theta, problem)), self.theta.blocks.num_positions
+        if most is not None and num_tokens > most:
+            raise UsageError(
+                f"a solution of {num_tokens:,} tokens is longer than the model's {most:,} positions",
+                fix="leave gold out, or the problem",
+            )
         self.adapters.use(None)
         indices = range(self.theta.num_layers + 1)
         [(_, states_JID)] = gold_states(
             self.theta, [problem], indices=indices, batch_tokens=BATCH_TOKENS, dtype=STORED_DTYPE
         )
         kept = self.selector.positions(problem, states_MD=states_JID[1:, self.selector.layer])
-        return states_JID[1:][kept].to(self.theta.device, self.theta.dtype)
+        return states_JID[1:][kept]
 
 
 class Gold(Baseline):

@@ -21,7 +21,7 @@ from ccot_cli.errors import CorruptError, anew
 from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import read_query
+from ccot_cli.models.phi import free_positions, read_query
 from ccot_cli.models.psi_training import PsiTraining, QueryContext
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.models.theta import Theta
@@ -107,11 +107,12 @@ class PauseReasoner(AnswerReasoner):
     pause_1D: Tensor
 
     def prepare(self, queries: list[list[int]]) -> Prepared:
-        clock, count = Clock(self.theta.device), self.method.num_tokens
+        clock, wanted = Clock(self.theta.device), self.method.num_tokens
         sequence = read_query(self.theta, self.adapters, queries, adapter=PSI)
         prefill = clock.lap()
-        add_pauses(self.theta, sequence, self.pause_1D, [count] * len(queries))
-        return Prepared(sequence, [count] * len(queries), [False] * len(queries), prefill, clock.lap())
+        counts = free_positions(self.theta, sequence, self.reserved).clamp_max(wanted).tolist()
+        add_pauses(self.theta, sequence, self.pause_1D, counts)
+        return Prepared(sequence, counts, [count < wanted for count in counts], prefill, clock.lap())
 
 
 class Pause(Baseline):
