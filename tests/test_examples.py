@@ -201,11 +201,25 @@ def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(mo
 
     encoder = check.encoder_for(train)
     encoded = [encoder.problem(each) for each in train]
-    theta = check.train_theta(encoder, encoded, 0)
+    theta = check.fresh_theta(encoder, 0)
+    epochs = check.teach_chains(theta, encoded, 0)
+    assert epochs == check.THETA_STEPS * check.COURSE.batch_size // len(train)
     chain = check.ChainReasoner(theta, check.Adapters(theta), check.MOST_TOKENS)
     assert check.accuracy(chain, train) > 0.9
-    steps = {check.train_coconut(theta, encoded, check.COURSE, is_staged=is_staged)[1] for is_staged in (True, False)}
-    assert steps == {4}
+    before = {name: each.clone() for name, each in theta.model.named_parameters()}
+    for coconut in (check.Coconut(), check.Unstaged(), check.Whole(), check.WholeUnstaged()):
+        reasoner, steps = check.train_coconut(theta, encoded, check.COURSE, coconut)
+        assert steps == 4
+        # All weights learn where they should, those of a copy.
+        after = {name.replace(".base_layer", ""): each for name, each in reasoner.adapters.named_parameters()}
+        changed = [not torch.equal(weight, after[name]) for name, weight in before.items()]
+        assert all(changed) if isinstance(coconut, check.Whole) else not any(changed)
+    course = check.Course(theta, None, encoded, 0, check.COURSE)
+    stages = {}
+    for coconut in (check.Coconut(), check.Unstaged()):
+        coconut._most = 2
+        stages[type(coconut).__name__] = [coconut.stage(course, epoch) for epoch in range(4)]
+    assert stages == {"Coconut": [0, 0, 1, 2], "Unstaged": [2, 2, 2, 2]}
     assert check.accuracy(chain, train) > 0.9
 
 

@@ -80,8 +80,7 @@ class Coconut(Baseline):
         self._most = usual_most([1 + each[-1] for each in lines])
 
         def lessons(epoch: int) -> list[PsiExample]:
-            # Every chain gets as many thoughts: how many steps a question takes is not known when it
-            # is asked.
+            # Every chain gets as many thoughts: how many steps a question takes is not known when it is asked.
             number = self.stage(course, epoch)
             chains = [
                 _from_line(problem.chain, each, number) if number < self._most else []
@@ -94,7 +93,10 @@ class Coconut(Baseline):
 
         numbers = [self.stage(course, epoch) for epoch in range(course.chosen.epochs)]
         stages = [epoch for epoch, (before, number) in enumerate(pairwise(numbers), start=1) if number != before]
-        return course.training(lessons, CoconutContext(course.theta, course.adapters), stages=stages)
+        return course.training(lessons, self.context(course), stages=stages)
+
+    def context(self, course: Course) -> CoconutContext:
+        return CoconutContext(course.theta, course.adapters)
 
     def stage(self, course: Course, epoch: int) -> int:
         """How many lines are thoughts in an epoch."""
