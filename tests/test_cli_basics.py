@@ -1,5 +1,6 @@
 """The command line: exit codes, what goes to stdout and to stderr, and what never happens."""
 
+import errno
 import json
 import os
 import re
@@ -51,7 +52,7 @@ def finish(workspace: Workspace, stage: str, key: str | None = None, **summary: 
 
 def ccot(*arguments: str, code: str = "", **environ: str) -> subprocess.Popen[str]:
     """Start the program itself, after running `code`."""
-    start = f"import sys; from ccot_cli.cli.app import app, main; {code}\nmain()"
+    start = f"import sys; from ccot_cli.__main__ import main; from ccot_cli.cli.app import app; {code}\nmain()"
     return subprocess.Popen(
         [sys.executable, "-c", start, *arguments],
         stdout=subprocess.PIPE,
@@ -76,7 +77,7 @@ def lines():
 def other(): pass
 """
     ours, theirs = os.openpty()
-    start = f"from ccot_cli.cli.app import app, main; {lines}\nmain()"
+    start = f"from ccot_cli.__main__ import main; from ccot_cli.cli.app import app; {lines}\nmain()"
     command = [sys.executable, "-c", start, "lines"]
     try:
         found = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=60)
@@ -155,6 +156,17 @@ class TestErrors:
         assert error.endswith("error: it broke\n")
 
     @pytest.mark.parametrize(
+        ("number", "code", "said"), [(errno.ENOSPC, 5, "no space left"), (errno.EACCES, 2, "permission denied")]
+    )
+    def test_what_the_system_refuses_is_no_internal_error(
+        self, number: int, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    ) -> None:
+        assert self.run(monkeypatch, OSError(number, os.strerror(number), "a/b")) == code
+        error, fix = capsys.readouterr().err.splitlines()
+        assert error.startswith(f"error: a/b: {said}")
+        assert fix.startswith("fix:   ")
+
+    @pytest.mark.parametrize(
         ("arguments", "message", "fix"),
         [
             (["status", "--bad"], "No such option: --bad", "ccot status --help"),
@@ -207,6 +219,28 @@ class TestStopping:
             *first,
             f"{last} ccot {stage} demo",
         ]
+
+    def test_a_stop_while_everything_is_loaded_shows_no_traceback(self) -> None:
+        slow = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import sys, time, builtins\n"
+        slow += "load = builtins.__import__\n"
+        slow += "def wait(name, *rest):\n"
+        slow += "    if name == 'typer': print('loading', flush=True); time.sleep(60)\n"
+        slow += "    return load(name, *rest)\n"
+        slow += "builtins.__import__ = wait; from ccot_cli.__main__ import main; main()"
+        with subprocess.Popen(
+            [sys.executable, "-c", slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=10)
+        assert (process.returncode, err) == (130, "")
+
+    def test_closed_streams_are_no_reason_to_fail(self) -> None:
+        closed = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m ccot_cli --version <&- >&-"], capture_output=True, text=True, check=False
+        )
+        assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
 
     def test_a_second_signal_leaves_at_once(self) -> None:
         with ccot("wait", "x", code=STUBBORN) as process:
@@ -556,6 +590,15 @@ class TestConsole:
         with TerminalProgress().task("read", total=None, unit="rows") as advance:
             advance(3)
         assert capsys.readouterr().err.splitlines()[-1] == "read: 3 rows in 0:00:00"
+
+    def test_a_dumb_terminal_gets_lines(self, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "dumb")
+        with TerminalProgress().task("outer", total=20, unit="layers") as advance:
+            advance(9)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == "outer: 20 layers"
+        assert lines[1].startswith("outer: 9 of 20 layers")
 
     def test_a_terminal_gets_a_bar_and_one_line_at_the_end(
         self, capsys: Output, monkeypatch: pytest.MonkeyPatch

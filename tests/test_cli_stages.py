@@ -214,14 +214,60 @@ def test_lines_that_no_tokenizer_takes_spoil_no_others(
     lines = [
         '{"id": NaN, "question": "x"}',
         "[" * 100_000,
+        "",
         '{"id": 3, "question": "\\ud800"}',
+        '{"id": 1e999, "question": "x"}',
+        '{"id": 5, "query": "x"}',
         '{"id": 4, "question": "x"}',
     ]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
     out, _ = output(capsys, "ask", "--input", "-", code=2)
     answers = [json.loads(line) for line in out.splitlines()]
-    assert [line.get("error") for line in answers] == ["no JSON", "no JSON", "half a character", None]
-    assert [line.get("id") for line in answers] == [None, None, 3, 4]
+    errors = ["no JSON", "no JSON", "half a character", "no JSON", 'no "question"', None]
+    assert [line.get("error") for line in answers] == errors
+    assert [line.get("id") for line in answers] == [None, None, 3, None, 5, 4]
+    assert [line.get("line") for line in answers] == [1, 2, 4, 5, 6, None]
+
+
+def test_bytes_that_are_no_text_are_no_reason_to_fail(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output(capsys, "ask", QUESTION + " \udcff")
+    assert len(out.splitlines()) == 1
+
+
+def test_answering_needs_no_hidden_states(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, _ = output(capsys, "ask", QUESTION)
+    for shard in (trained / "precompute").glob("*.safetensors"):
+        shard.unlink()
+    assert output(capsys, "ask", QUESTION)[0] == expected
+    output(capsys, "eval", "--no-save")
+    out, _ = output(capsys, "status")
+    assert "lacks a file" in next(line for line in out.splitlines() if line.startswith("  precompute"))
+    output(capsys, "train-phi", "--seed", "1", code=4)
+
+
+def test_what_is_missing_is_trained_by_a_command_that_names_the_workspace(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, err = output(capsys, "ask", QUESTION, "-w", "work", "--method", "pause", code=3)
+    assert "fix:   ccot train-baseline pause -w work" in err
+    _, err = output(capsys, "ask", QUESTION, "-w", "work", "--ratio", "0.3", code=3)
+    assert "ccot score --ratio 0.3 -w work && " in err
+
+
+def test_training_that_diverges_at_its_end_is_exit_7_and_leaves_what_was_there(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = (trained / "ccot.yaml").read_text()
+    before = (trained / "train-phi" / "r0.10" / "manifest.json").read_bytes()
+    (trained / "ccot.yaml").write_text(
+        settings.replace("taught_epochs: 1,", "taught_epochs: 1, learning_rate: 1.0e+30,")
+    )
+    output(capsys, "train-phi", code=7)
+    assert (trained / "train-phi" / "r0.10" / "manifest.json").read_bytes() == before
+    (trained / "ccot.yaml").write_text(settings)
+    output(capsys, "train-phi")
+    output(capsys, "ask", QUESTION)
 
 
 def test_a_line_that_comes_alone_is_answered_alone() -> None:
@@ -232,7 +278,8 @@ def test_a_line_that_comes_alone_is_answered_alone() -> None:
             return next(self.pieces)
 
     batches = list(ask_command._as_they_come(Arriving()))
-    assert batches[:3] == [[b"one"], [b"two"], [b"three"]]
+    assert batches[:3] == [[(1, b"one")], [(2, b"two")], [(3, b"three")]]
+    assert batches[-1] == [(74, b"x")]
     assert [len(batch) for batch in batches[3:]] == [32, 32, 5, 1]
 
 

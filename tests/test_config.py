@@ -129,6 +129,18 @@ def test_override_refuses_what_a_file_may_not_say(name: str, value: object, mess
         override(Settings(), {name: value})
 
 
+def test_a_section_may_be_emptied_and_one_ratio_needs_no_brackets(tmp_path: Path) -> None:
+    path = tmp_path / "ccot.yaml"
+    path.write_text("ratios: 0.1\ntrain_phi:\n  # epochs: 3\n")
+    assert load_settings(path) == override(Settings(), {"ratios": ["0.1"]})
+
+
+@pytest.mark.parametrize("text", ["data: {limit: yes}", "train_phi: {epochs: true}", "train_psi: {seed: no}"])
+def test_yes_is_no_number(tmp_path: Path, text: str) -> None:
+    assert "neither true nor false" in refusal(tmp_path, text).message
+    assert override(Settings(), {"train_phi.through_rollout": True}).train_phi.through_rollout
+
+
 def test_late_ends_want_rollouts_that_are_kept() -> None:
     late = override(Settings(), {"train_psi.ends": "late", "train_psi.unfreeze": "none"})
     with pytest.raises(UsageError, match="unfreeze: none or above"):

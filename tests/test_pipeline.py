@@ -1172,6 +1172,15 @@ def test_settings_that_no_weight_shows_make_another_model(make_run: MakeRun, cha
         run.score()
 
 
+def test_a_folder_that_is_no_model_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="holds no model") as caught:
+        load_theta(ModelConfig(name=str(tmp_path / "empty")))
+    assert "hf download" not in caught.value.fix
+    with pytest.raises(UsageError, match=r"there is no folder \./nowhere"):
+        load_theta(ModelConfig(name="./nowhere"))
+
+
 def test_problems_that_are_all_too_long_to_validate_on_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(family="gpt2", **{"data.source": str(tmp_path / "data.jsonl")})
 

@@ -165,23 +165,48 @@ class TestBuilding:
         assert interrupt(workspace, inputs={"model": "other"}) is False
         assert interrupt(workspace) is False
 
-    def test_rebuilding_removes_the_manifest_first(self, workspace: Workspace) -> None:
-        make(workspace)
+    def test_an_artifact_stays_in_use_until_another_takes_its_place(self, workspace: Workspace) -> None:
+        first = make(workspace)
         interrupt(workspace, inputs={"model": "other"})
-        assert workspace.artifact("precompute") is None
+        assert workspace.artifact("precompute") == first
+        assert not list(first.damaged())
+        assert workspace.ready("precompute", None, CONFIG, {}) == first
+        with workspace.building("precompute", config=CONFIG, inputs={"model": "other"}) as build:
+            assert build.is_resumed
+            assert (build.folder / "a.txt").read_text() == "half"
+            assert workspace.artifact("precompute") == first
+        second = workspace.require("precompute")
+        assert list(second.manifest.files) == ["a.txt"]
+        assert sorted(path.name for path in second.folder.iterdir()) == ["a.txt", "manifest.json"]
+        assert [path.name for path in workspace.root.glob("precompute*")] == ["precompute"]
 
-    def test_a_stop_while_the_old_files_are_deleted_leaves_no_artifact(
-        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("rename", [1, 2])
+    def test_a_kill_while_one_takes_anothers_place_loses_neither(
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, rename: int
     ) -> None:
-        make(workspace)
+        make(workspace, "train-phi", "r0.10")
+        calls, move = [], Path.rename
 
-        def stop(path: Path) -> None:
-            raise KeyboardInterrupt
+        def killed(path: Path, target: Path) -> Path:
+            calls.append(path)
+            if len(calls) == rename:
+                raise KeyboardInterrupt
+            return move(path, target)
 
-        monkeypatch.setattr("ccot_cli.workspace._remove", stop)
-        with pytest.raises(KeyboardInterrupt):
-            make(workspace, inputs={"model": "other"})
-        assert workspace.artifact("precompute") is None
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", killed)
+            with pytest.raises(KeyboardInterrupt):
+                make(workspace, "train-phi", "r0.10", inputs={"score": "other"}, files={"c.txt": "C"})
+        left = workspace.artifact("train-phi", "r0.10")
+        assert (left is not None) == (rename == 1)
+        assert left is None or not list(left.damaged())
+        config = stage_config(workspace.settings, "train-phi")
+        with workspace.building("train-phi", "r0.10", config=config, inputs={"score": "other"}) as build:
+            assert build.is_resumed
+            assert (build.folder / "c.txt").read_text() == "C"
+        assert list(workspace.require("train-phi", "r0.10").manifest.files) == ["c.txt"]
+        assert workspace.finished("train-phi") == ["r0.10"]
+        assert [path.name for path in (workspace.root / "train-phi").iterdir()] == ["r0.10"]
 
     def test_a_sound_artifact_is_rebuilt_from_nothing(self, workspace: Workspace) -> None:
         make(workspace)
@@ -272,12 +297,58 @@ class TestState:
         config = stage_config(override(workspace.settings, {"train_phi.epochs": 9}), "train-phi")
         with (
             pytest.raises(KeyboardInterrupt),
-            workspace.building("train-phi", "r0.10", config=config, inputs={}, overrides=("train_phi.epochs",)),
+            workspace.building(
+                "train-phi", "r0.10", config=config, inputs={}, overrides=("train_phi.epochs",)
+            ) as build,
         ):
             raise KeyboardInterrupt
+        # It has left nothing yet.
+        assert workspace.ready("train-phi", "r0.10", stage_config(workspace.settings, "train-phi"), {}) is None
+        (build.folder / "checkpoint").touch()
         with pytest.raises(UsageError, match=r"made with train_phi\.epochs = 9, and would be replaced"):
             workspace.ready("train-phi", "r0.10", stage_config(workspace.settings, "train-phi"), {})
         assert workspace.ready("train-phi", "r0.10", config, {}, ("train_phi.epochs",)) is None
+
+    def test_a_workspace_that_was_moved_is_not_stale(self, workspace: Workspace) -> None:
+        (workspace.root / "data.jsonl").touch()
+        (workspace.root / "ccot.yaml").write_text("data: {source: data.jsonl}")
+        workspace = Workspace.open(workspace.root)
+        made = make(workspace, inputs={"problems": "p"})
+        workspace.root.rename("moved")
+        moved = Workspace.open(Path("moved"))
+        assert moved.settings.data.source != workspace.settings.data.source
+        assert moved.state("precompute") == State("ready")
+        assert moved.require("precompute").fingerprint == made.fingerprint
+        config = stage_config(moved.settings, "precompute")
+        assert moved.ready("precompute", None, config, {"problems": "p"}) is not None
+        assert moved.ready("precompute", None, config, {"problems": "other"}) is None
+        other = override(moved.settings, {"data.source": "/elsewhere/other.jsonl"})
+        assert moved.state("precompute", settings=other).name == "stale"
+
+    def test_what_is_being_made_is_not_called_interrupted(self, workspace: Workspace) -> None:
+        with workspace.building("train-phi", "r0.10", config={}, inputs={}) as build:
+            (build.folder / "checkpoint").touch()
+            holder = workspace.root / ".lock.json"
+            made = json.loads(holder.read_text())
+            holder.write_text(json.dumps({**made, "command": "ccot train-phi --epochs 9"}))
+            reason = workspace.state("train-phi", "r0.10").reason
+            assert reason == f"being made by process {os.getpid()} since {made['since']}"
+            assert workspace.state("train-psi", "r0.10").reason == ""
+            holder.write_text(json.dumps({**made, "command": "ccot train-phi", "pid": 2**22 + 1}))
+            assert workspace.state("train-phi", "r0.10").reason.startswith("interrupted")
+            holder.write_text(json.dumps(made))
+
+    def test_a_command_is_repeated_with_the_files_that_it_named(
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "data.jsonl").touch()
+        monkeypatch.setattr("sys.argv", ["/usr/bin/ccot", "precompute", "--data", "data.jsonl", "--model", "a/b"])
+        make(workspace)
+        expected = f"ccot precompute --data {tmp_path}/data.jsonl --model a/b -w my-run"
+        assert workspace.command_for("precompute", None) == expected
+        monkeypatch.setattr("sys.argv", ["/usr/bin/ccot", "demo", "my-run"])
+        make(workspace, "score", "r0.10")
+        assert workspace.command_for("score", "r0.10") == "ccot score --ratio 0.1 -w my-run"
 
     def test_a_command_that_was_typed_is_the_one_to_repeat(
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch

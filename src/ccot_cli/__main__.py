@@ -1,5 +1,24 @@
-"""`python -m ccot_cli`, the same as `ccot`."""
+"""The entry point, `ccot` and `python -m ccot_cli`: Ctrl-C is heard before anything else is loaded."""
 
-from ccot_cli.cli.app import main
+import os
+import sys
+from pathlib import Path
 
-main()
+from ccot_cli.stops import catch_stops
+
+
+def main() -> None:
+    """Run the command line, and leave as Ctrl-C or SIGTERM asks."""
+    stops = catch_stops()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever called
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    try:
+        from ccot_cli.cli import app
+    except KeyboardInterrupt:
+        sys.exit(128 + stops[0])
+    sys.exit(app.main(stops))
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,8 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -91,6 +93,15 @@ class Section(BaseModel):
 
     # Built on first use: most commands start without reading a setting.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        # YAML reads yes and on as true, which pydantic takes for 1.
+        is_number = info.field_name is not None and cls.model_fields[info.field_name].annotation is not bool
+        if is_number and isinstance(value, bool):
+            raise ValueError("it is neither true nor false")
+        return value
 
 
 class ModelConfig(Section):
@@ -283,6 +294,17 @@ class Settings(Section):
     train_psi: TrainPsiConfig = Field(default_factory=TrainPsiConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     decoding: DecodingConfig = Field(default_factory=DecodingConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written(cls, values: object) -> object:
+        """A section without a setting is one that was left out, and one ratio needs no brackets."""
+        if not isinstance(values, dict):
+            return values
+        values = {name: value for name, value in values.items() if value is not None}
+        if isinstance(ratios := values.get("ratios"), str | int | float):
+            values["ratios"] = [ratios]
+        return values
 
 
 _SECTIONS = {

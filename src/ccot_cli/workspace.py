@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ccot_cli import __version__
-from ccot_cli.config import Settings, load_settings, preset_text, stage_config
+from ccot_cli.config import PLACES, Settings, load_settings, preset_text, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
 from ccot_cli.files import PART, commit, flush_to_disk, sha256_of, write_json
 from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES, BaselineName
@@ -39,6 +39,8 @@ FORMAT = 1
 
 MANIFEST_FILE = "manifest.json"
 BUILDING_FILE = "building.json"
+NEW, RETIRED = ".new", ".old"
+"""Ends of the folders beside an artifact's, of one that is to take its place and of one whose place was taken."""
 OTHER_BYTES = "does not hold the bytes that were written"
 CACHE_FOLDER = "cache"
 LOCK_FILE = ".lock"
@@ -81,7 +83,7 @@ class Manifest(BaseModel):
     def fingerprint(self) -> str:
         """Equal for artifacts that were made from the same things and hold the same bytes."""
         hashes = {name: record.sha256 for name, record in self.files.items()}
-        return _digest([self.format, self.stage, self.key, self.config, self.inputs, hashes])
+        return _digest([self.format, self.stage, self.key, _wherever(self.config), self.inputs, hashes])
 
     @property
     def request(self) -> str:
@@ -133,8 +135,12 @@ class Artifact:
                 yield path, "is missing"
             elif (size := path.stat().st_size) != record.size:
                 yield path, f"holds {size:,} bytes, and {record.size:,} were written"
-            elif sha256_of(path) != record.sha256:
-                yield path, OTHER_BYTES
+            else:
+                try:
+                    if sha256_of(path) != record.sha256:
+                        yield path, OTHER_BYTES
+                except OSError as error:
+                    yield path, f"cannot be read: {error.strerror}"
 
 
 @dataclass
@@ -163,11 +169,18 @@ class Build:
         self._scratch.append(self.folder / name)
         return self._scratch[-1]
 
-    def finish(self, draft: Manifest) -> None:
-        """Write the manifest, now that all it speaks of is on the disk."""
+    def finish(self, draft: Manifest, folder: Path) -> None:
+        """Write the manifest, now that all it speaks of is on the disk, in the place of what was in `folder` before."""
         manifest = draft.model_copy(update={"files": self._records(), "created": _now(), "summary": self.summary})
-        write_json(self.folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
-        for path in (*self._scratch, self.folder / BUILDING_FILE):
+        passing = [path.relative_to(self.folder) for path in (*self._scratch, self.folder / BUILDING_FILE)]
+        retired = folder.with_name(folder.name + RETIRED)
+        if self.folder != folder:
+            _remove(retired)
+            if folder.exists():
+                folder.rename(retired)
+            self.folder.rename(folder)
+        write_json(folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
+        for path in (retired, *(folder / each for each in passing)):
             _remove(path)
 
     def _records(self) -> dict[str, FileRecord]:
@@ -285,7 +298,7 @@ class Workspace:
     def finished(self, stage: str) -> list[str | None]:
         """Keys with a manifest, stale ones too; `[None]` for a finished stage without keys."""
         folder = self.folder(stage)
-        keys = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}"))
+        keys = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}") if path.parent.suffix != RETIRED)
         return [None, *keys] if (folder / MANIFEST_FILE).is_file() else list(keys)
 
     def keys(self, stage: str) -> list[str]:
@@ -308,6 +321,8 @@ class Workspace:
             text = (folder / MANIFEST_FILE).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise CorruptError(f"{error.filename} cannot be read: {error.strerror}", fix="check who owns it") from None
         artifact = Artifact(folder, _read_manifest(folder / MANIFEST_FILE, text))
         if (artifact.manifest.stage, artifact.manifest.key) != (stage, key):
             raise CorruptError(f"{folder} holds {artifact.name}", fix=f"move it back, or remove {folder}")
@@ -321,9 +336,12 @@ class Workspace:
         """
         artifact = self.artifact(stage, key)
         if artifact is None:
-            is_begun = (self.folder(stage, key) / BUILDING_FILE).exists()
-            return State("missing", "interrupted; the same command goes on" if is_begun else "")
+            is_begun = self._begun(stage, key) is not None
+            reason = self._maker(stage) or ("interrupted; the same command goes on" if is_begun else "")
+            return State("missing", reason)
         changes = [*_changed_settings(artifact.manifest, settings or self.settings), *self._changed_inputs(artifact)]
+        if not changes and not artifact.is_whole():
+            changes = ["it lacks a file, or a part of one"]
         return State("stale", "; ".join(changes)) if changes else State("ready")
 
     def require(self, stage: str, key: str | None = None) -> Artifact:
@@ -366,7 +384,7 @@ class Workspace:
         artifact, folder = self.artifact(stage, key), self.folder(stage, key)
         if artifact is not None and artifact.manifest.request == _request(config, inputs):
             return artifact if artifact.is_whole() else None
-        for manifest in (artifact.manifest if artifact else None, _begun(folder)):
+        for manifest in (artifact.manifest if artifact else None, self._begun(stage, key, has_work=True)):
             if manifest is None:
                 continue
             changed = _differing(manifest.config, config)
@@ -400,7 +418,7 @@ class Workspace:
         """Make an artifact: it exists once the block has ended without an exception.
 
         What an interrupted attempt from the same settings and inputs has left is kept, and so are the sound files of
-        a damaged artifact; anything else in the folder is deleted.
+        a damaged artifact. An artifact that was made otherwise stays in use until the new one takes its place.
 
         Raises:
             BusyError: where another process works on this workspace.
@@ -421,9 +439,15 @@ class Workspace:
             command=_typed(),
         )
         with self._lock():
-            build = Build(folder, _open_folder(folder, draft, self.artifact(stage, key)))
+            old = self.artifact(stage, key)
+            if is_replaced := old is not None and old.manifest.request != draft.request:
+                place = _beside(folder)
+            else:
+                # A process that was killed while it put its work in place may have left it there.
+                place = _beside(folder) if old is None and _beside(folder).exists() else folder
+            build = Build(place, _open_folder(place, draft, None if is_replaced else old))
             yield build
-            build.finish(draft)
+            build.finish(draft, folder)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -450,6 +474,16 @@ class Workspace:
         except (OSError, ValueError, KeyError):
             who = "another process"  # It has the lock, and has not said who it is yet.
         return BusyError(f"{self.name} is in use by {who}", fix="wait until it has finished, or stop it")
+
+    def _maker(self, stage: str) -> str:
+        """The process that is making something of a stage right now; nothing where none is known to."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            holder = json.loads((self.root / HOLDER_FILE).read_bytes())
+            os.kill(holder["pid"], 0)  # Raises where no such process is left.
+            is_here = holder["host"] == socket.gethostname()
+            if is_here and {stage, "sweep", "demo"} & set(shlex.split(holder["command"])):
+                return f"being made by process {holder['pid']} since {holder['since']}"
+        return ""
 
     def _changed_inputs(self, artifact: Artifact) -> list[str]:
         """What it was made from and is no longer so, inputs of its inputs too."""
@@ -478,10 +512,18 @@ class Workspace:
             message += f" for {kind} {_shown_key(stage, key)} (finished: {there})"
         return MissingError(message, fix=self.command_for(stage, key))
 
+    def _begun(self, stage: str, key: str | None, *, has_work: bool = False) -> Manifest | None:
+        """The draft of an attempt that did not finish; with `has_work`, of one that has left something."""
+        for folder in (_beside(self.folder(stage, key)), self.folder(stage, key)):
+            begun = _begun(folder)
+            if begun and (not has_work or any(path.name != BUILDING_FILE for path in folder.iterdir())):
+                return begun
+        return None
+
     def typed_for(self, stage: str, key: str | None) -> str | None:
         """The command that made an artifact, or began it."""
         with suppress(CorruptError):
-            made, begun = self.artifact(stage, key), _begun(self.folder(stage, key))
+            made, begun = self.artifact(stage, key), self._begun(stage, key)
             if typed := (begun and begun.command) or (made and made.manifest.command):
                 return self.command(*typed)
         return None
@@ -521,6 +563,11 @@ def _open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
     return is_resumed
 
 
+def _beside(folder: Path) -> Path:
+    """Where an artifact is made that will take the place of a finished one."""
+    return folder.with_name(folder.name + NEW)
+
+
 def _begun(folder: Path) -> Manifest | None:
     """The draft of an attempt that did not finish."""
     try:
@@ -530,7 +577,12 @@ def _begun(folder: Path) -> Manifest | None:
 
 
 def _request(config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    return _digest([FORMAT, config, inputs])
+    return _digest([FORMAT, _wherever(config), inputs])
+
+
+def _wherever(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings by dotted name, but for where files lie: what they hold is among the inputs."""
+    return {name: value for name, value in _by_dotted_name(config).items() if name not in PLACES}
 
 
 def _read_manifest(path: Path, text: bytes) -> Manifest:
@@ -546,7 +598,16 @@ def _read_manifest(path: Path, text: bytes) -> Manifest:
 
 def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
     changed = _differing(manifest.config, stage_config(settings, manifest.stage))
-    return [f"{name}: {then} → {now}" for name, (then, now) in changed.items() if name not in manifest.overrides]
+    return [
+        f"{name}: {then} → {now}"
+        for name, (then, now) in changed.items()
+        if name not in manifest.overrides and not _has_moved(name, then, now)
+    ]
+
+
+def _has_moved(name: str, then: Any, now: Any) -> bool:
+    """Whether a file or folder lies elsewhere, by the same name; the stage itself looks at what it holds."""
+    return name in PLACES and None not in (then, now) and Path(then).name == Path(now).name
 
 
 def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -569,16 +630,19 @@ def _shown_key(stage: str, key: str) -> str:
 
 
 def _typed() -> tuple[str, ...]:
-    """The command line from the subcommand on, without the workspace; nothing in another program."""
+    """The command line from the subcommand on, without the workspace; nothing in another program, or for `demo`."""
     program, *words = sys.argv
     if not (Path(program).name == "ccot" or program.endswith("ccot_cli/__main__.py")):
         return ()
-    kept, is_folder = [], False
+    kept: list[str] = []
+    option = ""
     for word in words:
-        if not is_folder and word not in ("-w", "--workspace") and not word.startswith("--workspace="):
+        if option in ("--data", "--model") and Path(word).exists():
+            word = str(Path(word).resolve())  # It may be repeated elsewhere.
+        if not {option, word} & {"-w", "--workspace"} and not word.startswith("--workspace="):
             kept.append(word)
-        is_folder = word in ("-w", "--workspace")
-    return tuple(kept)
+        option = word
+    return () if "demo" in kept[:1] else tuple(kept)
 
 
 def _this_process() -> dict[str, Any]:

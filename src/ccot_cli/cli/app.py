@@ -1,5 +1,6 @@
 """The command line: which commands there are, and the one place where errors are shown."""
 
+import errno
 import io
 import os
 import shlex
@@ -27,9 +28,8 @@ from ccot_cli.cli import (
     verify,
 )
 from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
-from ccot_cli.errors import CcotError
+from ccot_cli.errors import CcotError, ResourceError, UsageError
 from ccot_cli.names import STAGES
-from ccot_cli.stops import catch_stops
 
 app = typer.Typer(
     name="ccot",
@@ -79,16 +79,19 @@ def ccot(
         print_line(context.get_help())
 
 
-def main() -> None:
-    """The entry point: run the command line, and leave as Ctrl-C or SIGTERM asks."""
+def main(stops: list[int]) -> int:
+    """Run the command line that was typed, and return the exit code.
+
+    Args:
+        stops: Where a signal that stops the program is noted.
+    """
     arguments = sys.argv[1:]
     _adapt_to_terminal()
-    stops = catch_stops()
     code = run(arguments)
     if stops:
         _show_stop(arguments)
         code = 128 + stops[0]
-    sys.exit(code)
+    return code
 
 
 def run(arguments: list[str]) -> int:
@@ -107,11 +110,25 @@ def run(arguments: list[str]) -> int:
     return code or 0
 
 
+_EXIT_CODES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ResourceError.exit_code),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), UsageError.exit_code),
+}
+"""Of what the system refuses."""
+_FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, and run it again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check who owns it, or choose another place"),
+}
+
+
 def _show_error(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, CcotError):
         message, fix, code = error.message, error.fix, error.exit_code
     elif isinstance(error, typer.TyperException):
         message, fix, code = error.format_message(), _usage_fix(error), error.exit_code
+    elif isinstance(error, OSError) and error.errno in _EXIT_CODES:
+        where = f"{error.filename}: " if error.filename else ""
+        message, fix, code = f"{where}{(error.strerror or '').lower()}", _FIXES[error.errno], _EXIT_CODES[error.errno]
     else:
         message, code = f"{type(error).__name__}: {error}".splitlines()[0], 1
         fix = f"run again with {DEBUG} for the traceback: {shlex.join(['ccot', DEBUG, *arguments])}"

@@ -1,10 +1,12 @@
 """Answer questions."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -102,27 +104,31 @@ def _shown(result: "AskResult") -> dict[str, Any]:
     return fields
 
 
-def _answer_lines(asker: "Asker", batches: Iterable[list[bytes]], source: str) -> None:
+Line = tuple[int, bytes]
+"""Its number, counted from 1, and what stands there."""
+
+
+def _answer_lines(asker: "Asker", batches: Iterable[list[Line]], source: str) -> None:
     """One JSON line out per line in, in order; a line that cannot be answered says why.
 
     Raises:
         UsageError: in the end, where there were such lines.
     """
-    num_bad = number = 0
+    num_bad = num_lines = 0
     total = sum(map(len, batches)) if isinstance(batches, list) else None
     with TerminalProgress().task("answers", total=total, unit="questions") as advance:
         for batch in batches:
-            asked = [_parse(asker, line) for line in batch]
+            asked = [_parse(asker, line) for _, line in batch]
             good = [question for _, question, error in asked if not error]
             answers = iter(asker.answer(good) if good else [])
-            for echoed, _, error in asked:
-                number += 1
+            for (number, _), (echoed, _, error) in zip(batch, asked, strict=True):
+                num_lines += 1
                 num_bad += bool(error)
                 print_json({**echoed, **({"line": number, "error": error} if error else _shown(next(answers)))})
                 advance()
     if num_bad:
         raise UsageError(
-            f"{num_bad:,} of {number:,} lines of {source} could not be answered",
+            f"{num_bad:,} of {num_lines:,} lines of {source} could not be answered",
             fix='they say why, under "error"; write one JSON object a line: {"id": 1, "question": "..."}',
         )
 
@@ -131,15 +137,24 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text} is more than a number can hold")
+    return number
+
+
 def _parse(asker: "Asker", line: bytes) -> tuple[dict[str, Any], str, str]:
     """The fields to repeat, the question, and what is wrong with the line, if anything is."""
     try:
-        fields = json.loads(line, parse_constant=_no_number)
+        fields = json.loads(line, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         return {}, "", "no JSON"
-    if not isinstance(fields, dict) or not isinstance(fields.get("question"), str):
+    if not isinstance(fields, dict):
         return {}, "", 'no "question"'
     echoed = {"id": fields["id"]} if "id" in fields else {}
+    if not isinstance(fields.get("question"), str):
+        return echoed, "", 'no "question"'
     try:
         fields["question"].encode()  # JSON can name half of a character, which no tokenizer takes
         return echoed, asker.check(fields["question"]), ""
@@ -154,12 +169,14 @@ def _read_question(question: str | None) -> str:
         raise UsageError("there is no question", fix='ccot ask "How many ...?", or pipe one in')
     if question is None or question == STDIN:
         question = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    else:
+        question = os.fsencode(question).decode("utf-8", errors="replace")  # what a locale could not read, too
     if not question.strip():
         raise UsageError("the question is empty", fix='ccot ask "Mia has 12 pens. ... How many pens does Mia have?"')
     return question
 
 
-def _open_lines(source: str) -> Iterable[list[bytes]]:
+def _open_lines(source: str) -> Iterable[list[Line]]:
     """The lines that are not blank, some at a time: a list of a file's, stdin's as they come.
 
     Raises:
@@ -168,20 +185,21 @@ def _open_lines(source: str) -> Iterable[list[bytes]]:
     if source == STDIN:
         return _as_they_come(sys.stdin.buffer)
     try:
-        return list(_some(Path(source).read_bytes().splitlines()))
+        return list(_some(enumerate(Path(source).read_bytes().splitlines(), start=1)))
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}", fix="name a file of JSON lines") from None
 
 
-def _as_they_come(stream: BinaryIO) -> Iterator[list[bytes]]:
+def _as_they_come(stream: BinaryIO) -> Iterator[list[Line]]:
     """Lines that are there together; one that comes alone does not wait for others."""
-    rest = b""
+    rest, number = b"", 1
     while arrived := stream.read1(1 << 16):  # type: ignore[attr-defined]
         *lines, rest = (rest + arrived).split(b"\n")
-        yield from _some(lines)
-    yield from _some([rest])
+        yield from _some(enumerate(lines, start=number))
+        number += len(lines)
+    yield from _some([(number, rest)])
 
 
-def _some(lines: list[bytes]) -> Iterator[list[bytes]]:
-    filled = [line for line in lines if line.strip()]
+def _some(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    filled = [line for line in lines if line[1].strip()]
     return (filled[start : start + BATCH_SIZE] for start in range(0, len(filled), BATCH_SIZE))

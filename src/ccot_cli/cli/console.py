@@ -128,7 +128,8 @@ class TerminalProgress(Progress):
     @contextmanager
     def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
         work = _Work(label, total, unit, done)
-        draw = self._bar if self._console.is_terminal else self._lines
+        draws = self._console.is_terminal and not self._console.is_dumb_terminal
+        draw = self._bar if draws else self._lines
         try:
             with draw(work) as show:
 

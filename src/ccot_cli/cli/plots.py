@@ -1,5 +1,6 @@
 """Plots: accuracy against seconds per question, in characters and as a picture; and the cells of a sweep."""
 
+import os
 from itertools import cycle
 from math import floor, log10
 from pathlib import Path
@@ -63,6 +64,8 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"{path} is neither .png nor .svg", fix="--plot frontier.svg")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the plot", fix=f"mkdir {path.parent}")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written", fix="--plot with a folder of your own")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -133,7 +133,7 @@ class Optimiser:
         half as large from then on.
 
         Raises:
-            DivergedError: after several bad steps in a row.
+            DivergedError: after several bad steps in a row, or a bad last one.
             ResourceError: where a single example does not fit.
         """
         loss = self._add_up(batch, share)
@@ -154,9 +154,11 @@ class Optimiser:
         if is_good:
             self._inner.step()
         self._num_bad = 0 if is_good else self._num_bad + 1
-        if self._num_bad >= MAX_BAD_STEPS:
+        is_last = self.step_count + 1 == self.num_steps
+        if self._num_bad >= MAX_BAD_STEPS or (is_last and not is_good):
+            steps = "the last step" if is_last else f"{MAX_BAD_STEPS} steps in a row"
             raise DivergedError(
-                f"{MAX_BAD_STEPS} steps in a row had a loss or gradient that is not finite",
+                f"{steps} had a loss or gradient that is not finite",
                 fix="lower this stage's learning_rate in ccot.yaml and run it again, from its start",
             )
         self.step_count += 1

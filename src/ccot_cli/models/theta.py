@@ -6,6 +6,7 @@ never with remote code.
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,6 +135,7 @@ def load_theta(config: ModelConfig) -> Theta:
     dtype: Any = config.dtype
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else "auto"
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would tell of every attempt
     transformers.logging.disable_progress_bar()  # it would draw on stderr while an answer is all that was asked for
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -164,6 +166,11 @@ def load_theta(config: ModelConfig) -> Theta:
 def _explain(name: str, error: Exception) -> CcotError:
     text = str(error)
     first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if Path(name).expanduser().exists():
+        fix = "name a folder with config.json, model.safetensors and a tokenizer, as save_pretrained writes them"
+        return UsageError(f"{name} holds no model that can be loaded: {first_line}", fix=fix)
+    if name.startswith((".", "/", "~")):
+        return UsageError(f"there is no folder {name}", fix=f"check the path; a relative one starts at {Path.cwd()}")
     if any(word in text.lower() for word in ("gated", "401 client error", "403 client error")):
         return ResourceError(
             f"model {name!r} is not open to you: {first_line}",

@@ -51,8 +51,8 @@ class Methods:
     settings: Settings
     data: DataConfig
     """Where test problems come from: the training data's description, the test source and split of the settings."""
-    place: str
-    """For messages: the workspace's path, or `embedded`."""
+    workspace: Workspace | None = None
+    """None for the shipped ones."""
     baselines: dict[str, Path] = field(default_factory=dict)
     """Where each trained baseline lies, by its key: `direct`, `pause-r0.10`."""
     unusable: dict[str, CcotError] = field(default_factory=dict)
@@ -63,6 +63,14 @@ class Methods:
         # Copies under φ and under ψ.
         has_room = fits(2 * self.theta.num_bytes, self.theta.device)
         self._adapters = Adapters(self.theta, merges=has_room and not is_reference)
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return EMBEDDED if self.workspace is None else str(self.workspace.root)
+
+    def _command(self, *words: str) -> str:
+        return self.workspace.command(*words) if self.workspace else " ".join(("ccot", *words))
 
     @property
     def ratios(self) -> list[Decimal]:
@@ -102,7 +110,7 @@ class Methods:
                     if key == name or key.startswith(f"{name}-r"):
                         raise error
                 trained = ", ".join(sorted({f"{each.name} {each.ratio:f}" for each in entries}))
-                train = "ccot train-psi" if name == CCOT else f"ccot train-baseline {name}"
+                train = self._command(*(["train-psi"] if name == CCOT else ["train-baseline", name]))
                 asked = " or ".join(f"{ratio:f}" for ratio in ratios)
                 raise MissingError(
                     f"no {name}{f' at ratio {asked}' if asked else ''} in {self.place} (trained: {trained})",
@@ -183,8 +191,9 @@ class Methods:
             return self.unusable[ratio_name(ratio)]
         trained = ", ".join(f"{known:f}" for known in self.ratios)
         nearest = min(self.ratios, key=lambda known: abs(known - ratio))
-        stages = ("score", "train-phi", "train-psi") if ratio else ("train-baseline direct",)
-        train = " && ".join(f"ccot {stage}" + (f" --ratio {ratio:f}" if ratio else "") for stage in stages)
+        stages = ["score", "train-phi", "train-psi"] if ratio else []
+        commands = [[stage, "--ratio", f"{ratio:f}"] for stage in stages] or [["train-baseline", "direct"]]
+        train = " && ".join(self._command(*words) for words in commands)
         how = "" if self.place == EMBEDDED else f", or train it: {train}"
         return MissingError(
             f"no generator was trained for ratio {ratio:f} in {self.place} (trained: {trained})",
@@ -234,8 +243,9 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
         shipped = {path: Method.load(path) for path in sorted(METHODS_FOLDER.iterdir()) if path.is_dir()}
         folders = {Decimal(method.ratio): path for path, method in shipped.items() if method.name == CCOT}
         baselines = {path.name: path for path, method in shipped.items() if method.name != CCOT}
-        return Methods(load_theta(settings.model), folders, settings, settings.data, EMBEDDED, baselines)
-    source = workspace.require(precompute.STAGE)
+        return Methods(load_theta(settings.model), folders, settings, settings.data, baselines=baselines)
+    # Its manifest says which model and data; the hidden states have served.
+    source = workspace.artifact(precompute.STAGE) or workspace.require(precompute.STAGE)
     own, unusable = own_methods(workspace)
     if not own and not may_have_none:
         workspace.require(train_psi.STAGE, ratio_name(settings.ratios[-1]))
@@ -246,4 +256,4 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     tested = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
     data = DataConfig(**source.manifest.config["data"], **tested)
     baselines = {str(each.manifest.key): each.folder for each in own if each.manifest.stage == train_baseline.STAGE}
-    return Methods(theta, folders, settings, data, str(workspace.root), baselines, unusable)
+    return Methods(theta, folders, settings, data, workspace, baselines, unusable)

@@ -72,7 +72,12 @@ def run(
     plan = _plan(theta, settings, stored, encoded)
     config = stage_config(settings, STAGE)
     inputs = {"model": theta.fingerprint(), "problems": _digest(stored)}
-    ready = workspace.ready(STAGE, None, config=config, inputs=inputs, overrides=overrides)
+    try:
+        ready = workspace.ready(STAGE, None, config=config, inputs=inputs, overrides=overrides)
+    except UsageError:
+        if not dry_run:
+            raise
+        ready = None  # What would be replaced matters to who writes.
     if dry_run or ready:
         return _with_ready(plan, ready) if ready else plan
     if not force:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ccot_cli.config import Settings, TrainPhiConfig, stage_config
 from ccot_cli.data.shards import read_records
-from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.errors import DivergedError, MissingError, UsageError
 from ccot_cli.files import check_space, commit
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.joint import JointTraining
@@ -98,11 +99,17 @@ def run(
         layers, num_steps = job.train_layers() if chosen.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
         adapters.save(PHI, build.folder)
+        report = job.judge.look()
+        if not all(map(isfinite, report.losses)):
+            raise DivergedError(
+                "φ generates states that are not finite",
+                fix="lower train_phi.learning_rate in ccot.yaml and run it again, from its start",
+            )
         result = TrainPhiResult(
             ratio=f"{ratio:f}",
             schedule=chosen.schedule,
             num_steps=num_steps,
-            report=asdict(job.judge.look()),
+            report=asdict(report),
             layers=[asdict(report) for report in layers],
         )
         build.summary.update(asdict(result))
