@@ -31,8 +31,11 @@ from ccot_cli.models.baselines.pause import (
     save_pause,
 )
 from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.end import End
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.loading import BASELINES
+from ccot_cli.models.looks import Forecast
 from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi import Text, answer_loss, decode
 from ccot_cli.models.psi_training import Context, PsiExample, PsiTraining, QueryContext
@@ -315,6 +318,11 @@ def test_gpt2_is_given_no_token_beyond_its_last_position(make_theta: MakeTheta) 
     asked = next(text for count in range(most, 0, -1) if len(theta.encoder.query(text := "pens " * count)) <= most - 4)
     replies, _ = latent.reply([asked])
     assert replies[0].num_contemplation >= 1
+    never = End(torch.zeros(theta.model.config.hidden_size), torch.tensor(-1.0), Forecast(4.0, 0.0, 1.0))
+    contemplating = CcotReasoner(theta, adapters, Method("ccot", "0.1", 2), decoding, never)
+    with torch.no_grad():
+        prepared = contemplating.prepare([[5] * (most - reserved - 2), [6] * 4])
+    assert prepared.num_tokens == [2, 20]
     gold = GoldReasoner(theta, adapters, method, decoding, Selector("last", RATIO, theta.encoder))
     gold.show([Problem("0", asked, "3 + 4 = 7", "7")])
     with pytest.raises(UsageError, match="positions"):

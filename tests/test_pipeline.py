@@ -81,12 +81,16 @@ class Stopping(Progress):
 
 
 class Told(Progress):
-    """Remembers which tasks there were."""
+    """Remembers what was said, and which tasks there were."""
 
     def __init__(self) -> None:
+        self.said: list[str] = []
         self.labels: list[str] = []
         self.left: dict[str, int] = {}
         """Of each task, what was still to be done when it began."""
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
     @contextmanager
     def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
@@ -924,13 +928,11 @@ def test_a_method_that_is_damaged_is_missed_aloud(make_run: MakeRun) -> None:
     run.train_baseline("pause")
     for name in ("train-psi/r0.10/end.safetensors", "train-baseline/pause-r0.10/pause.safetensors"):
         (run.workspace.root / name).unlink()
-    said: list[str] = []
-    progress = Progress()
-    progress.say = said.append  # type: ignore[method-assign]
-    result = evaluate.run(run.workspace, run.settings, progress=progress)
+    told = Told()
+    result = evaluate.run(run.workspace, run.settings, progress=told)
     assert [row.method for row in result.rows] == ["direct", "cot"]
-    assert [line for line in said if "train-psi/r0.10" in line and "lacks a file" in line]
-    assert [line for line in said if "pause-r0.10" in line and "ccot train-baseline pause --ratio 0.1" in line]
+    assert [line for line in told.said if "train-psi/r0.10" in line and "lacks a file" in line]
+    assert [line for line in told.said if "pause-r0.10" in line and "ccot train-baseline pause --ratio 0.1" in line]
     # Asked for, each says what is wrong with it.
     with pytest.raises(CorruptError, match=r"train-psi/r0\.10"):
         evaluate.run(run.workspace, run.settings, ratios=[RATIO], progress=Progress())
@@ -1170,6 +1172,26 @@ def test_settings_that_no_weight_shows_make_another_model(make_run: MakeRun, cha
     assert load_theta(run.settings.model).fingerprint() != before
     with pytest.raises(CorruptError, match="has changed since"):
         run.score()
+
+
+def test_test_questions_that_are_too_long_are_left_out(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(family="gpt2", **{"data.test_source": str(tmp_path / "test.jsonl")})
+    run.precompute()
+    run.train_baseline("direct")
+
+    def write(*counts: int) -> None:
+        questions = [f"{number} pens? " * count for number, count in enumerate(counts)]
+        lines = [json.dumps({"question": question, "answer": "3 + 4 = 7\n#### 7"}) for question in questions]
+        (tmp_path / "test.jsonl").write_text("\n".join(lines))
+
+    write(3, 900, 2)
+    told = Told()
+    result = evaluate.run(run.workspace, run.settings, names=("direct",), progress=told)
+    assert [row.n for row in result.rows] == [2]
+    assert "1 questions have more than 256 tokens: left out" in told.said
+    write(900)
+    with pytest.raises(UsageError, match="no question is short enough"):
+        evaluate.run(run.workspace, run.settings, names=("direct",), progress=told)
 
 
 def test_a_folder_that_is_no_model_is_not_looked_for_elsewhere(tmp_path: Path) -> None:

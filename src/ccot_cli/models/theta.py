@@ -24,6 +24,8 @@ from ccot_cli.models.memory import is_out_of_memory
 from ccot_cli.names import EMBEDDED
 
 EMBEDDED_FOLDER = Path(__file__).parent.parent / "embedded"
+ROOM = 256
+"""Positions for contemplation tokens, or a chain, and the answer."""
 _SHAPING = (
     "rope_parameters",
     "rope_theta",
@@ -78,6 +80,12 @@ class Theta:
         """An id for padding; what it is never matters."""
         pad: int | None = self.encoder.tokenizer.pad_token_id
         return self.eos_id if pad is None else pad
+
+    @property
+    def longest_query(self) -> int | None:
+        """Tokens that a query may have, with room for what comes behind it; None where there is no limit."""
+        most: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        return None if most is None else most - ROOM
 
     @property
     def eos_id(self) -> int:

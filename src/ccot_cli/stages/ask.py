@@ -36,7 +36,6 @@ class Asker:
     ) -> None:
         methods = find_methods(workspace, settings)
         self.model = methods.theta.name
-        self.longest = getattr(methods.theta.model.config, "max_position_embeddings", None)
         self.theta = methods.theta
         self.reasoner: Reasoner = methods.named(method, ratio)
 
@@ -51,11 +50,10 @@ class Asker:
             raise UsageError(
                 "the question is empty", fix='ccot ask "Mia has 12 pens. ... How many pens does Mia have?"'
             )
-        # Room for the contemplation tokens, or the chain, and the answer.
-        length = len(self.theta.encoder.query(question)) + 256
-        if self.longest is not None and length > self.longest:
+        length, longest = len(self.theta.encoder.query(question)), self.theta.longest_query
+        if longest is not None and length > longest:
             raise UsageError(
-                f"the question has {length - 256:,} tokens, and {self.model} reads {self.longest - 256:,}",
+                f"the question has {length:,} tokens, and {self.model} reads {longest:,}",
                 fix="ask a shorter question",
             )
         return question

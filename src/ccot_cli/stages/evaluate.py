@@ -141,8 +141,7 @@ def run(
     methods = find_methods(workspace, settings)
     for error in methods.unusable.values():
         progress.say(f"left out: {error.message}; {error.fix}")
-    problems = load_test(methods.data, limit=settings.eval.limit, seed=settings.eval.seed, steps=settings.eval.steps)
-    problems.sort(key=lambda problem: len(problem.question))
+    problems = problems_to_ask(methods, settings, settings.eval.limit, progress)
     entries = methods.entries(names, ratios)
     if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
         raise UsageError(
@@ -166,6 +165,24 @@ def run(
             shutil.rmtree(build.folder)
             raise
         return _save(build, result, predictions)
+
+
+def problems_to_ask(methods: Methods, settings: Settings, limit: int | None, progress: Progress) -> list[Problem]:
+    """Test problems by the length of their questions; those that are too long for the model are left out.
+
+    Raises:
+        UsageError: where none is left.
+    """
+    problems = load_test(methods.data, limit=limit, seed=settings.eval.seed, steps=settings.eval.steps)
+    if (longest := methods.theta.longest_query) is not None:
+        queries = methods.theta.encoder.problems(problems)
+        kept = [problem for problem, each in zip(problems, queries, strict=True) if len(each.query) <= longest]
+        if len(kept) < len(problems):
+            progress.say(f"{len(problems) - len(kept):,} questions have more than {longest:,} tokens: left out")
+        if not kept:
+            raise UsageError("no question is short enough for the model", fix="other test problems, or another model")
+        problems = kept
+    return sorted(problems, key=lambda problem: len(problem.question))
 
 
 def _compare(

@@ -14,13 +14,13 @@ from math import hypot
 from typing import Any, NamedTuple
 
 from ccot_cli.config import Settings, override
-from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.names import STAGES, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_baseline, train_phi, train_psi
-from ccot_cli.stages.evaluate import measure, wilson
+from ccot_cli.stages.evaluate import measure, problems_to_ask, wilson
 from ccot_cli.stages.methods import CCOT, Methods, find_methods
 from ccot_cli.workspace import Workspace
 
@@ -204,8 +204,7 @@ def run(
         results.append((cell, _train(workspace, settings, cell, overrides, progress)))
     if num_test is not None:
         found = find_methods(workspace, settings, may_have_none=True)
-        tests = load_test(found.data, limit=num_test, seed=settings.eval.seed, steps=settings.eval.steps)
-        tests.sort(key=lambda problem: len(problem.question))
+        tests = problems_to_ask(found, settings, num_test, progress)
         results = [(cell, _test(workspace, found, cell, result, tests, progress)) for cell, result in results]
     return list(_rows(results, "validation" if num_test is None else "test"))
 
