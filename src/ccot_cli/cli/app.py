@@ -110,15 +110,13 @@ def run(arguments: list[str]) -> int:
     return code or 0
 
 
-_EXIT_CODES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ResourceError.exit_code),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), UsageError.exit_code),
+_REFUSALS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), (ResourceError.exit_code, "free some space, and run it again")),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), (UsageError.exit_code, "check who owns it, or choose another place")
+    ),
 }
-"""Of what the system refuses."""
-_FIXES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, and run it again"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check who owns it, or choose another place"),
-}
+"""What the system refuses: the exit code, and what to do."""
 
 
 def _show_error(error: Exception, arguments: list[str]) -> int:
@@ -126,9 +124,9 @@ def _show_error(error: Exception, arguments: list[str]) -> int:
         message, fix, code = error.message, error.fix, error.exit_code
     elif isinstance(error, typer.TyperException):
         message, fix, code = error.format_message(), _usage_fix(error), error.exit_code
-    elif isinstance(error, OSError) and error.errno in _EXIT_CODES:
-        where = f"{error.filename}: " if error.filename else ""
-        message, fix, code = f"{where}{(error.strerror or '').lower()}", _FIXES[error.errno], _EXIT_CODES[error.errno]
+    elif isinstance(error, OSError) and error.errno in _REFUSALS:
+        code, fix = _REFUSALS[error.errno]
+        message = ": ".join(filter(None, (error.filename, (error.strerror or "").lower())))
     else:
         message, code = f"{type(error).__name__}: {error}".splitlines()[0], 1
         fix = f"run again with {DEBUG} for the traceback: {shlex.join(['ccot', DEBUG, *arguments])}"
