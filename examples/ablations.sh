@@ -41,3 +41,6 @@ ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2 --ratio 0.3 --ratio 0.5 "${seeds
 # Every method, on test problems.
 methods=(--method ccot --method direct --method pause --method filler --method short-cot --method icot)
 ccot sweep --ratio 0.1 "${methods[@]}" --method coconut --method cot --method gold "${seeds[@]}" --test 1000
+
+# As many steps as CCoT's φ and ψ have together.
+ccot sweep --ratio 0.1 --epochs 15 --method direct --method pause "${seeds[@]}" --test 1000

@@ -1,7 +1,7 @@
 """Does our COCONUT do what its authors' does? Two tasks, with the curriculum and without.
 
     python examples/checks/coconut.py                  # sums: three seeds, half an hour each
-    python examples/checks/coconut.py --task words     # word problems, half an hour a seed
+    python examples/checks/coconut.py --task words     # word problems, an hour a seed
     python examples/checks/coconut.py --seeds 1
 
 COCONUT, the class behind `ccot train-baseline coconut`, puts latent thoughts in the chain's place: staged, one line
@@ -52,7 +52,7 @@ MOST_TOKENS = 128
 """Of a text that is written."""
 
 # Word problems
-DATA = DataConfig(steps=(2, 3), limit=2000, validation_limit=500)
+DATA = DataConfig(steps=(2, 3), limit=4000, validation_limit=500)
 WORDS_COURSE = TrainPsiConfig(epochs=15)
 
 # Sums
