@@ -408,6 +408,9 @@ class TestStatus:
         assert following() == "score -w my-run"
         finish(workspace, "score", "r0.10")
         assert following() == "score --ratio 0.05 -w my-run"
+        monkeypatch.setattr("sys.argv", ["ccot", "score"])
+        with workspace.building("score", "r0.05", config={}, inputs={}):
+            assert following() == "status -w my-run"
         finish(workspace, "score", "r0.05")
         monkeypatch.setattr("sys.argv", ["ccot", "train-phi", "--epochs", "3", "-w", "my-run"])
         config = stage_config(override(workspace.settings, {"train_phi.epochs": 3}), "train-phi")

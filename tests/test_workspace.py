@@ -331,9 +331,10 @@ class TestState:
             holder = workspace.root / ".lock.json"
             made = json.loads(holder.read_text())
             holder.write_text(json.dumps({**made, "command": "ccot train-phi --epochs 9"}))
-            reason = workspace.state("train-phi", "r0.10").reason
-            assert reason == f"being made by process {os.getpid()} since {made['since']}"
-            assert workspace.state("train-psi", "r0.10").reason == ""
+            state = workspace.state("train-phi", "r0.10")
+            assert state == State("being made", f"by process {os.getpid()} since {made['since']}")
+            assert workspace.state("train-phi", "r0.20") == State("missing")
+            assert workspace.state("train-psi", "r0.10") == State("missing")
             holder.write_text(json.dumps({**made, "command": "ccot train-phi", "pid": 2**22 + 1}))
             assert workspace.state("train-phi", "r0.10").reason.startswith("interrupted")
             holder.write_text(json.dumps(made))

@@ -200,7 +200,7 @@ class Build:
 class State(NamedTuple):
     """Whether an artifact may be used, and what speaks against it."""
 
-    name: Literal["missing", "stale", "ready"]
+    name: Literal["missing", "being made", "stale", "ready"]
     reason: str = ""
 
 
@@ -337,8 +337,9 @@ class Workspace:
         artifact = self.artifact(stage, key)
         if artifact is None:
             is_begun = self._begun(stage, key) is not None
-            reason = self._maker(stage) or ("interrupted; the same command goes on" if is_begun else "")
-            return State("missing", reason)
+            if is_begun and (maker := self._maker(stage)):
+                return State("being made", maker)
+            return State("missing", "interrupted; the same command goes on" if is_begun else "")
         changes = [*_changed_settings(artifact.manifest, settings or self.settings), *self._changed_inputs(artifact)]
         if not changes and not artifact.is_whole():
             changes = ["it lacks a file, or a part of one"]
@@ -482,7 +483,7 @@ class Workspace:
             os.kill(holder["pid"], 0)  # Raises where no such process is left.
             is_here = holder["host"] == socket.gethostname()
             if is_here and {stage, "sweep", "demo"} & set(shlex.split(holder["command"])):
-                return f"being made by process {holder['pid']} since {holder['since']}"
+                return f"by process {holder['pid']} since {holder['since']}"
         return ""
 
     def _changed_inputs(self, artifact: Artifact) -> list[str]:

@@ -81,6 +81,8 @@ def _next_command(workspace: "Workspace", rows: list[Row]) -> str:
             continue  # Nobody needs one.
         those = [row for row in rows if row.stage == stage and (stage not in KEYED_STAGES or row.key in wanted)]
         left = [row.key for row in those if row.state != "ready"]
+        if any(row.state == "being made" for row in those):
+            return workspace.command("status")  # There is nothing to do but wait.
         # One finished run is enough to have evaluated; every other artifact must be there.
         if stage == "eval" and len(left) < len(those):
             continue
