@@ -179,6 +179,7 @@ class Build:
             if folder.exists():
                 folder.rename(retired)
             self.folder.rename(folder)
+            flush_to_disk(folder.parent)
         write_json(folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
         for path in (retired, *(folder / each for each in passing)):
             _remove(path)
