@@ -43,5 +43,4 @@ methods=(--method ccot --method direct --method pause --method filler --method s
 ccot sweep --ratio 0.1 "${methods[@]}" --method coconut --method cot --method gold "${seeds[@]}" --test 1000
 
 # As many steps as CCoT's φ and ψ have together.
-ccot sweep --ratio 0.1 --epochs 15 --method direct "${seeds[@]}" --test 1000
-ccot sweep --ratio 0.1 --epochs 15 --method pause --method coconut --seed 0 --test 1000
+ccot sweep --ratio 0.1 --epochs 15 --method direct --method pause --method coconut "${seeds[@]}" --test 1000
