@@ -383,9 +383,9 @@ class Workspace:
             UsageError: where it, or what an interrupted attempt has left, differs in nothing but settings that were
                 given on the command line then and are not now: it would be lost to a command that only forgot them.
         """
+        if found := self.matching(stage, key, config, inputs):
+            return found if found.is_whole() else None
         artifact, folder = self.artifact(stage, key), self.folder(stage, key)
-        if artifact is not None and artifact.manifest.request == _request(config, inputs):
-            return artifact if artifact.is_whole() else None
         for manifest in (artifact.manifest if artifact else None, self._begun(stage, key, has_work=True)):
             if manifest is None:
                 continue
@@ -397,6 +397,13 @@ class Workspace:
                     fix=f"{self.typed_for(stage, key) or 'give the same options'}, or remove {folder}",
                 )
         return None
+
+    def matching(
+        self, stage: str, key: str | None, config: Mapping[str, Any], inputs: Mapping[str, str]
+    ) -> Artifact | None:
+        """The artifact, whole or not, where it was made from these settings and inputs."""
+        artifact = self.artifact(stage, key)
+        return artifact if artifact and artifact.manifest.request == _request(config, inputs) else None
 
     def refuse_while_busy(self) -> None:
         """Leave before anything is loaded, where another process works on this workspace.
@@ -442,11 +449,10 @@ class Workspace:
         )
         with self._lock():
             old = self.artifact(stage, key)
-            if is_replaced := old is not None and old.manifest.request != draft.request:
-                place = _beside(folder)
-            else:
-                # A process that was killed while it put its work in place may have left it there.
-                place = _beside(folder) if old is None and _beside(folder).exists() else folder
+            is_replaced = old is not None and old.manifest.request != draft.request
+            # A process that was killed while it put its work in place may have left it beside the folder.
+            is_left = old is None and _beside(folder).exists()
+            place = _beside(folder) if is_replaced or is_left else folder
             build = Build(place, _open_folder(place, draft, None if is_replaced else old))
             yield build
             build.finish(draft, folder)
@@ -603,13 +609,13 @@ def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
     return [
         f"{name}: {then} → {now}"
         for name, (then, now) in changed.items()
-        if name not in manifest.overrides and not _has_moved(name, then, now)
+        if name not in manifest.overrides and not (name in PLACES and has_moved(then, now))
     ]
 
 
-def _has_moved(name: str, then: Any, now: Any) -> bool:
-    """Whether a file or folder lies elsewhere, by the same name; the stage itself looks at what it holds."""
-    return name in PLACES and None not in (then, now) and Path(then).name == Path(now).name
+def has_moved(then: str | None, now: str | None) -> bool:
+    """Whether a file or folder may be the same elsewhere, by its name; the stage itself looks at what it holds."""
+    return then is not None and now is not None and Path(then).name == Path(now).name
 
 
 def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -156,6 +156,11 @@ class Prepared:
     contemplation: float
 
 
+def answer_positions(theta: Theta, decoding: DecodingConfig) -> int:
+    """Positions that <ANS> and the longest answer take."""
+    return len(theta.encoder.answer_marker) + decoding.max_answer_tokens
+
+
 @dataclass
 class AnswerReasoner(ABC):
     """Prepares a sequence somehow, and decodes the answer under ψ."""
@@ -176,7 +181,7 @@ class AnswerReasoner(ABC):
     @property
     def reserved(self) -> int:
         """Positions that <ANS> and the longest answer take."""
-        return len(self.theta.encoder.answer_marker) + self.decoding.max_answer_tokens
+        return answer_positions(self.theta, self.decoding)
 
     @abstractmethod
     def prepare(self, queries: list[list[int]]) -> Prepared:

@@ -191,8 +191,8 @@ class Methods:
             return self.unusable[ratio_name(ratio)]
         trained = ", ".join(f"{known:f}" for known in self.ratios)
         nearest = min(self.ratios, key=lambda known: abs(known - ratio))
-        stages = ["score", "train-phi", "train-psi"] if ratio else []
-        commands = [[stage, "--ratio", f"{ratio:f}"] for stage in stages] or [["train-baseline", "direct"]]
+        stages = ["score", "train-phi", "train-psi"]
+        commands = [[stage, "--ratio", f"{ratio:f}"] for stage in stages] if ratio else [["train-baseline", "direct"]]
         train = " && ".join(self._command(*words) for words in commands)
         how = "" if self.place == EMBEDDED else f", or train it: {train}"
         return MissingError(

@@ -72,14 +72,12 @@ def run(
     plan = _plan(theta, settings, stored, encoded)
     config = stage_config(settings, STAGE)
     inputs = {"model": theta.fingerprint(), "problems": _digest(stored)}
-    try:
-        ready = workspace.ready(STAGE, None, config=config, inputs=inputs, overrides=overrides)
-    except UsageError:
-        if not dry_run:
-            raise
-        ready = None  # What would be replaced matters to who writes.
-    if dry_run or ready:
-        return _with_ready(plan, ready) if ready else plan
+    if dry_run:
+        # What would be replaced matters to those who write.
+        found = workspace.matching(STAGE, None, config, inputs)
+        return _with_ready(plan, found) if found and found.is_whole() else plan
+    if ready := workspace.ready(STAGE, None, config=config, inputs=inputs, overrides=overrides):
+        return _with_ready(plan, ready)
     if not force:
         _refuse_what_does_not_fit(workspace, theta, settings, plan)
     progress.say(f"about {human_bytes(plan.num_bytes)} of hidden states")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from pathlib import Path
 
 import torch
 
@@ -20,7 +21,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
 from ccot_cli.stages.selectors import all_positions, fit_selector
 from ccot_cli.tensors.select import even, num_kept, overlap
-from ccot_cli.workspace import Artifact, Workspace
+from ccot_cli.workspace import Artifact, Workspace, has_moved
 
 STAGE = "score"
 SHARD_BYTES = 256 * 10**6
@@ -115,7 +116,10 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
     Raises:
         CorruptError: where the weights, the tokenizer or the template under its name are no longer those.
     """
-    theta = load_theta(ModelConfig(**source.manifest.config["model"], device=settings.model.device))
+    made, name = source.manifest.config["model"], settings.model.name
+    if has_moved(made["name"], name) and Path(name).exists() and not Path(made["name"]).exists():
+        made = {**made, "name": name}
+    theta = load_theta(ModelConfig(**made, device=settings.model.device))
     if theta.fingerprint() != source.manifest.inputs["model"]:
         raise CorruptError(
             f"{theta.name} has changed since {source.folder} was made from it",

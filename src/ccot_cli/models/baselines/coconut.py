@@ -22,7 +22,7 @@ from ccot_cli.models.baselines.chain import written
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.phi import feed_back, free_positions
 from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext
-from ccot_cli.models.reasoner import ChainReasoner, Traits
+from ccot_cli.models.reasoner import ChainReasoner, Traits, answer_positions
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import first_columns
 
@@ -115,7 +115,7 @@ class Coconut(Baseline):
             name=cls.name,
             ratio=Decimal(trained.method.ratio),
             num_thoughts=trained.method.num_tokens,
-            reserved=1 + len(trained.theta.encoder.answer_marker) + trained.decoding.max_answer_tokens,
+            reserved=1 + answer_positions(trained.theta, trained.decoding),
         )
 
 
