@@ -27,7 +27,7 @@ seeds=(--seed 0 --seed 1 --seed 2)
 
 ccot precompute
 
-# Which tokens φ imitates, and how it learns to. `even` and `layerwise` are the paper's.
+# Which tokens φ imitates, and how it learns to. `layerwise` is the paper's, and `even` as good there as its scorer.
 ccot sweep --ratio 0.1 --selector predictive --selector learned --selector even --schedule joint "${seeds[@]}"
 ccot sweep --ratio 0.1 --selector predictive --selector even --schedule layerwise "${seeds[@]}"
 

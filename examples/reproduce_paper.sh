@@ -19,14 +19,14 @@ stage() {  # stage "what it needs" COMMAND ...
   [ -n "$is_dry" ] || "${@:2}"
 }
 
-[ -e "$run/ccot.yaml" ] || stage "settings of the paper, commented" ccot init "$run" --preset gsm8k-llama2-7b
+[ -e "$run/ccot.yaml" ] || stage "settings for the experiment, commented" ccot init "$run" --preset gsm8k-llama2-7b
 export CCOT_WORKSPACE=$run
 printf '$ export CCOT_WORKSPACE=%s\n' "$run"
 
 stage "downloads 13.5 GB; says what would not work" ccot doctor --model meta-llama/Llama-2-7b-chat-hf
 stage "3 minutes of computing, 190 GB of disk (--max-disk 10 keeps one index; score then runs the model once more)" \
   ccot precompute
-stage "15 minutes each: 400 steps of the scorer; 60 GB on the GPU; 12 and 20 GB of disk" \
+stage "15 minutes: 400 steps of the scorer, which serves both ratios; 60 GB on the GPU; 12 and 20 GB of disk" \
   ccot score --ratio 0.05 --ratio 0.1
 stage "minutes each: 3 epochs for each of 32 layers, on kept tokens alone; 20 GB of memory, 20 GB on the GPU" \
   ccot train-phi --ratio 0.05 --ratio 0.1

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -175,6 +177,22 @@ def test_a_merged_copy_has_theta_s_precision(theta: Theta) -> None:
     assert found[1].dtype == torch.bfloat16
     assert not torch.equal(*found)
     torch.testing.assert_close(found[1], found[0], atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_model_that_is_let_go_leaves_memory_at_once(make_theta: MakeTheta, merges: bool) -> None:
+    theta = make_theta("llama")
+    adapters = both(theta)
+    adapters.merges = merges
+    adapters.use(PHI)
+    weight = weakref.ref(next(iter(theta.blocks.layers[0].parameters())))
+    gc.collect()
+    gc.disable()
+    try:
+        del theta, adapters
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("width", "rank", "is_merged"), [(192, 32, True), (1024, 64, False), (1024, 128, True)])

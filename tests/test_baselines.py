@@ -36,9 +36,9 @@ from ccot_cli.models.end import End
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.looks import Forecast
-from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi import Text, answer_loss, decode
 from ccot_cli.models.psi_training import Context, PsiExample, PsiTraining, QueryContext
+from ccot_cli.models.queries import encode_query
 from ccot_cli.models.reasoner import Method
 from ccot_cli.models.scorer import Scorer
 from ccot_cli.models.selectors import Selector, predictive

@@ -152,6 +152,25 @@ def test_settings_without_effect_on_the_result_do_not_change_a_stages_config() -
     other = override(Settings(), {"precompute.scorer_layer": 2})
     assert stage_config(same, "precompute") == stage_config(Settings(), "precompute")
     assert stage_config(other, "precompute") != stage_config(Settings(), "precompute")
+    for_ccot = override(Settings(), {"train_psi.ends": "late", "train_psi.unfreeze": "none"})
+    assert stage_config(for_ccot, "train-baseline") == stage_config(Settings(), "train-baseline")
+    assert stage_config(for_ccot, "train-psi") != stage_config(Settings(), "train-psi")
+
+
+@pytest.mark.parametrize(
+    ("stage", "mode", "setting"),
+    [
+        ("score", {"score.selector": "learned"}, {"score.scorer": "mlp"}),
+        ("train-phi", {"train_phi.schedule": "joint"}, {"train_phi.taught_epochs": 1}),
+    ],
+)
+def test_a_setting_counts_where_the_others_have_a_use_for_it(
+    stage: str, mode: dict[str, object], setting: dict[str, object]
+) -> None:
+    other = {"score.selector": "even", "train_phi.schedule": "layerwise"}
+    for chosen, counts in (({**other, **mode}, True), (other, False)):
+        configs = [stage_config(override(Settings(), {**chosen, **more}), stage) for more in ({}, setting)]
+        assert (configs[0] != configs[1]) == counts
 
 
 @given(st.decimals(0, 1, places=4))

@@ -8,11 +8,12 @@ from conftest import MakeTheta, shaken
 from torch import Tensor
 
 from ccot_cli.errors import UsageError
-from ccot_cli.models import phi
+from ccot_cli.models import queries
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import Contemplation, contemplate, encode_query, replay
+from ccot_cli.models.phi import Contemplation, contemplate, replay
 from ccot_cli.models.psi import answer_loss, decode
+from ccot_cli.models.queries import encode_query
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_left
 
@@ -97,7 +98,7 @@ def test_queries_in_several_passes_leave_what_one_pass_leaves(
     whole = Sequence.empty(3, theta.device)
     lower = theta.blocks.run_ids(ids, mask, whole, last=layer)
     theta.blocks.run(lower, layer, theta.num_layers, whole)
-    monkeypatch.setattr(phi, "PASS_TOKENS", 13)  # two rows of six columns, and one
+    monkeypatch.setattr(queries, "PASS_TOKENS", 13)  # two rows of six columns, and one
     sequence, first = encode_query(theta, adapters, QUERIES, layer=layer)
     torch.testing.assert_close(first, lower[:, -1])
     assert torch.equal(sequence.mask_BS, mask)

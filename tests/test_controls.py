@@ -7,7 +7,8 @@ from conftest import shaken
 from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.controls import CONTROLS, Control, Replacement
-from ccot_cli.models.phi import Contemplation, contemplate, encode_query
+from ccot_cli.models.phi import Contemplation, contemplate
+from ccot_cli.models.queries import encode_query
 from ccot_cli.models.theta import Theta
 
 LAYER = 2

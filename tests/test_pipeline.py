@@ -31,9 +31,11 @@ from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.end import BEYOND, End, fit_end
 from ccot_cli.models.looks import Forecast
 from ccot_cli.models.memory import fits, is_out_of_memory
-from ccot_cli.models.phi import contemplate, encode_query
+from ccot_cli.models.phi import contemplate
 from ccot_cli.models.psi_training import PsiTraining, RolloutContext
+from ccot_cli.models.queries import encode_query
 from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
+from ccot_cli.models.scorer import ScorerTraining
 from ccot_cli.models.theta import Theta, load_theta
 from ccot_cli.names import BaselineName
 from ccot_cli.progress import Progress
@@ -405,7 +407,26 @@ def test_the_learned_selector_gives_the_same_tokens_from_all_indices_or_one(make
     thin.precompute(**{"precompute.max_disk": room})
     kept = [run.score().examples for run in (thick, thin)]
     assert kept[0] == kept[1]
-    assert (thick.workspace.folder("score", "r0.10") / "scorer.safetensors").exists()
+    folders = [run.workspace.folder("score", "r0.10") for run in (thick, thin)]
+    assert (folders[0] / "scorer.safetensors").exists()
+    # The decoder beside the scorer has learned; the second pass, which the thin one needs, is of θ without it.
+    assert same_tensors(*folders)
+
+
+def test_one_learned_scorer_serves_all_ratios(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(**{"score.selector": "learned", "score.scorer_steps": 3})
+    run.precompute()
+    run.score()
+    with monkeypatch.context() as patch:
+        patch.setattr(ScorerTraining, "steps", lambda self: pytest.fail("trained again"))
+        score.run(run.workspace, run.settings, Decimal("0.2"), progress=Progress())
+    folders = [run.workspace.folder("score", key) for key in ("r0.10", "r0.20")]
+    scorers = [load_file(folder / "scorer.safetensors") for folder in folders]
+    assert all(torch.equal(each, scorers[1][name]) for name, each in scorers[0].items())
+    longer = override(run.settings, {"score.scorer_steps": 4})
+    score.run(run.workspace, longer, Decimal("0.3"), progress=Progress())
+    other = load_file(run.workspace.folder("score", "r0.30") / "scorer.safetensors")
+    assert not all(torch.equal(each, other[name]) for name, each in scorers[0].items())
 
 
 def test_controls_and_baselines_have_rows_of_their_own(make_run: MakeRun) -> None:

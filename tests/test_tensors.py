@@ -1,6 +1,6 @@
 import torch
 
-from ccot_cli.tensors.losses import answer_cross_entropy, huber, scaled_mse
+from ccot_cli.tensors.losses import huber, scaled_mse
 from ccot_cli.tensors.masks import causal_mask, pad_left, pad_right, positions
 
 
@@ -53,9 +53,6 @@ def test_masked_tokens_have_no_part_in_the_loss() -> None:
     poisoned[0, 1] = 1e6
     mask = torch.tensor([[True, False]])
     assert scaled_mse(poisoned, z, mask) == 0
-    logits = torch.zeros(1, 2, 5)
-    logits[0, 1, 3] = 50.0
-    torch.testing.assert_close(answer_cross_entropy(logits, torch.tensor([[1, 2]]), mask), torch.log(torch.tensor(5.0)))
 
 
 def test_huber_is_the_square_near_zero_and_the_distance_far_away() -> None:

@@ -25,7 +25,7 @@ from ccot_cli.models.joint import generate as generate_states
 from ccot_cli.models.layerwise import PhiExample, rest_bytes, train_layerwise
 from ccot_cli.models.looks import Forecast
 from ccot_cli.models.optimise import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
-from ccot_cli.models.phi import contemplate, encode_query
+from ccot_cli.models.phi import contemplate
 from ccot_cli.models.predictive import surprisals
 from ccot_cli.models.probe import PhiJudge
 from ccot_cli.models.psi import answer_loss
@@ -43,7 +43,7 @@ from ccot_cli.models.psi_training import (
     last_states,
     roll_out,
 )
-from ccot_cli.models.queries import FreshQueries, KeptQueries, fill_queries, num_bytes
+from ccot_cli.models.queries import FreshQueries, KeptQueries, encode_query, fill_queries, num_bytes
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import scaled_errors, scaled_mse
@@ -556,12 +556,11 @@ def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_stat
     adapters = shaken(theta, PHI)
     examples = phi_examples(theta, 3)
     queries = fresh_queries(theta, adapters, examples)
-    context = GoldContext(theta, adapters, queries, [example.gold_JID for example in examples])
-    # φ's rollout, taken for gold under φ's own weights, must leave what the rollout left.
+    # Whatever θ is fed, its states, taken for gold, must leave what they left when it ran.
     with torch.no_grad():
         made = generate_states(theta, adapters, examples, queries, range(3), layer=LAYER)
         sequence, first = encode_query(theta, adapters, [example.query for example in examples], layer=LAYER)
-        adapters.use(PHI)
+        adapters.use(None)
         sequence.extend(made.mask_BK)
         inputs = torch.cat([first[:, None], made.states_BIKD[:, 0, :-1]], dim=1)
         states = theta.blocks.run_each(theta.blocks.enter(inputs, sequence), 0, theta.num_layers, sequence)
@@ -570,8 +569,8 @@ def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_stat
         torch.cat([torch.zeros_like(each[:1]), each])[: len(e.gold_JID)]
         for each, e in zip(generated, examples, strict=True)
     ]
-    context = GoldContext(theta, adapters, queries, rows, adapter=PHI)
-    found = context.read(range(3)).sequence
+    adapters.use(PHI)
+    found = GoldContext(theta, adapters, queries, rows).read(range(3)).sequence
     assert torch.equal(found.mask_BS, sequence.mask_BS)
     real_BHSC = sequence.mask_BS[:, None, :, None]
     for layer in range(theta.num_layers):

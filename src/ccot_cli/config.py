@@ -131,7 +131,7 @@ class DataConfig(Section):
     split: str = "train"
     """Where training and validation problems come from."""
     test_source: str | None = None
-    """Where `eval` reads; the same source when absent."""
+    """Where `eval` reads; the same hub data set or generator when absent, but for a file another one is needed."""
     test_split: str = "test"
     """Where test problems come from."""
     question_column: str = "question"
@@ -220,7 +220,7 @@ class TrainPhiConfig(Section):
 
 
 class TrainPsiConfig(Section):
-    """The answer decoder [DECODE_ψ] and the stop classifier [END_ψ]."""
+    """The answer decoder [DECODE_ψ] and the stop classifier [END_ψ]; baselines and the learned scorer train alike."""
 
     lora_rank: int = Field(default=32, ge=1)
     """Rank of the adapter."""
@@ -329,10 +329,22 @@ _SCORER_TRAINING = {"lora_rank", "lora_alpha", "batch_size", "optimiser", "learn
 """Settings of ψ that the decoder is trained with beside which the learned scorer learns."""
 
 
+def _unread(settings: Settings, stage: str) -> set[str]:
+    """Settings that a stage has no use for, beside its others."""
+    if stage == "train-baseline":
+        return {"unfreeze", "ends"}
+    if stage == "train-phi" and settings.train_phi.schedule == "layerwise":
+        return {"taught_epochs", "through_rollout"}
+    if stage == "score" and settings.score.selector != "learned":
+        return {"scorer", "scorer_steps"}
+    return set()
+
+
 def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     """The settings that a stage's result depends on, as plain JSON values by section."""
+    unread = _unread(settings, stage)
     config = {
-        name: getattr(settings, name).model_dump(mode="json", exclude=_WITHOUT_EFFECT.get(name))
+        name: getattr(settings, name).model_dump(mode="json", exclude=_WITHOUT_EFFECT.get(name, set()) | unread)
         for name in _SECTIONS[stage]
     }
     if stage == "score" and settings.score.selector == "learned":

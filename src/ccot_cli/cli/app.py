@@ -70,7 +70,7 @@ def ccot(
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Reason in few continuous tokens, answer in text: Compressed Chain of Thought.
+    """Reason in a few continuous tokens, answer in text: Compressed Chain of Thought.
 
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
     ccot demo                 run every stage on the model in the package, in minutes

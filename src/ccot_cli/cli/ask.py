@@ -51,7 +51,7 @@ def ask(
         str,
         typer.Option(
             metavar="NAME",
-            help="ccot, or what it is compared with: direct, pause, cot, ... (trained: 'ccot status').",
+            help="ccot, or what it is compared with: direct, pause, cot, ... (in a workspace: 'ccot status').",
             rich_help_panel=WHAT,
         ),
     ] = "ccot",

@@ -33,7 +33,7 @@ def bench(
     layer: Annotated[
         int | None,
         typer.Option(
-            "--layer", min=1, metavar="L", help="Autoregressive layer l; half the depth.", rich_help_panel=WHAT
+            "--layer", min=1, metavar="L", help="Autoregressive layer l. Default: half the depth.", rich_help_panel=WHAT
         ),
     ] = None,
     batch: Annotated[

@@ -14,10 +14,10 @@ from ccot_cli.cli.options import (
     DeviceOption,
     EngineOption,
     LimitOption,
-    RatioOption,
     SeedOption,
     StepsOption,
     TableFormatOption,
+    TrainedRatioOption,
     WorkspaceOption,
     resolve_anywhere,
 )
@@ -27,7 +27,7 @@ from ccot_cli.cli.tables import Style, render, tables_of
 
 def evaluate(
     workspace: WorkspaceOption = None,
-    ratio: RatioOption = None,
+    ratio: TrainedRatioOption = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,7 +58,10 @@ def evaluate(
     device: DeviceOption = None,
     engine: EngineOption = None,
     save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Keep predictions and metrics.", rich_help_panel=WHERE)
+        bool,
+        typer.Option(
+            "--save/--no-save", help="Keep predictions and metrics, where there is a workspace.", rich_help_panel=WHERE
+        ),
     ] = True,
     plot: Annotated[
         Path | None,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -55,18 +55,21 @@ DataOption = Annotated[
         rich_help_panel=WHAT,
     ),
 ]
-RatioOption = Annotated[
-    list[Decimal] | None,
-    typer.Option(
+
+
+def _ratio_option(default: str) -> Any:
+    return typer.Option(
         "--ratio",
         "-r",
         parser=read_ratio,
         metavar="RATIO",
-        help="Compression ratio (r in the paper) between 0 and 1; repeat it for several. Default: those of ccot.yaml,"
-        " or all that were trained.",
+        help=f"Compression ratio (r in the paper) between 0 and 1; repeat it for several. Default: {default}.",
         rich_help_panel=WHAT,
-    ),
-]
+    )
+
+
+RatioOption = Annotated[list[Decimal] | None, _ratio_option("those of ccot.yaml")]
+TrainedRatioOption = Annotated[list[Decimal] | None, _ratio_option("all that were trained")]
 LimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, metavar="N", help="Problems at most.", rich_help_panel=WHAT)
 ]

@@ -8,10 +8,10 @@ import typer
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line
 from ccot_cli.cli.options import (
     HOW,
+    WHAT,
     DataOption,
     DeviceOption,
     FormatOption,
-    LimitOption,
     ModelOption,
     SeedOption,
     StepsOption,
@@ -25,7 +25,9 @@ def precompute(
     workspace: WorkspaceOption = None,
     model: ModelOption = None,
     data: DataOption = None,
-    limit: LimitOption = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="Training problems at most.", rich_help_panel=WHAT)
+    ] = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,

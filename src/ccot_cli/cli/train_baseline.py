@@ -44,7 +44,8 @@ def train_baseline(
     ccot train-baseline pause --ratio 0.1
     ccot train-baseline coconut --epochs 12
 
-    pause, filler, short-cot and gold come in ratios, as CCoT does.
+    pause, filler, short-cot and gold come in ratios, as CCoT does. A curriculum
+    (coconut, icot) needs two epochs at least.
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)

@@ -26,12 +26,18 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ccot_cli.errors import CorruptError, anew
+from ccot_cli.models.memory import fits
 from ccot_cli.models.theta import Theta
 
 PHI, PSI = "phi", "psi"
 MOST_MERGED_BYTES = 2 * 10**9
 """Size of θ up to which adapters keep merged copies."""
 _LAYER_NUMBER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+
+
+def have_room_to_merge(theta: Theta) -> bool:
+    """Whether merged copies under φ and under ψ fit beside θ, for answering: in half precision they round anew."""
+    return fits(2 * theta.num_bytes, theta.device)
 
 
 class Adapters:
@@ -141,10 +147,10 @@ class Adapters:
         others are kept for as long as their adapter does not change.
         """
         if not self.merges:
-            return partial(_split, layer, name)
+            return _split(layer, name)
         down, up = cast(Tensor, layer.lora_A[name].weight), cast(Tensor, layer.lora_B[name].weight)
         if torch.is_grad_enabled() and (down.requires_grad or up.requires_grad):
-            return _merge(layer, name) if _is_cheap_to_merge(down, up) else partial(_split, layer, name)
+            return _merge(layer, name) if _is_cheap_to_merge(down, up) else _split(layer, name)
         version, kept = (down._version, up._version), self._merged.get((name, layer))
         if kept is None or kept.version != version:
             with torch.no_grad():
@@ -184,11 +190,16 @@ class _Merged(NamedTuple):
     forward: Callable[[Tensor], Tensor]
 
 
-def _split(layer: LoraLinear, name: str, inputs: Tensor) -> Tensor:
+def _split(layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
     """θ's product and, beside it, the adapter's two, whose numbers may be finer."""
-    outputs: Tensor = layer.get_base_layer()(inputs)
-    down, up = cast(nn.Linear, layer.lora_A[name]), cast(nn.Linear, layer.lora_B[name])
-    added: Tensor = up(down(inputs.to(down.weight.dtype))) * layer.scaling[name]
+    # Not the layer itself, which will hold the function: a model in such a circle stays in memory when it is let go.
+    parts = layer.get_base_layer(), layer.lora_A[name], layer.lora_B[name], layer.scaling[name]
+    return partial(_add_low_rank, *cast(tuple[nn.Module, nn.Linear, nn.Linear, float], parts))
+
+
+def _add_low_rank(base: nn.Module, down: nn.Linear, up: nn.Linear, scale: float, inputs: Tensor) -> Tensor:
+    outputs: Tensor = base(inputs)
+    added: Tensor = up(down(inputs.to(down.weight.dtype))) * scale
     return (outputs + added).to(outputs.dtype)
 
 

@@ -7,6 +7,7 @@ the model's own forward pass, and refuses a family where they do not.
 Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from contextlib import suppress
 from dataclasses import dataclass
@@ -147,6 +148,22 @@ class Blocks:
         channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return heads, channels
 
+    def free_positions(self, sequence: Sequence, reserved: int) -> Tensor:
+        """How many tokens each row can still have: B.
+
+        Raises:
+            UsageError: where a row can have none.
+        """
+        used_B, most = sequence.mask_BS.sum(dim=1), self.num_positions
+        if most is None:
+            return torch.full_like(used_B, torch.iinfo(used_B.dtype).max)
+        if int(used_B.max()) >= most:
+            raise UsageError(
+                f"a question of {int(used_B.max()):,} tokens leaves none of the model's {most:,} positions free",
+                fix="ask a shorter one",
+            )
+        return (most - used_B - reserved).clamp_min(1)
+
     def _window(self, layer: int) -> int | None:
         """The sliding window of a layer, None where it sees everything."""
         types = getattr(self.model.config, "layer_types", None)
@@ -200,6 +217,40 @@ class Blocks:
             arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids=place_BT)
         return arguments
 
+    def feed_back(
+        self,
+        sequence: Sequence,
+        state_BD: Tensor,
+        wanted_BT: Tensor,
+        *,
+        layer: int,
+        instead: Callable[[int, Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Layers 1..l, token by token, each token's input being the last one's state at index l.
+
+        Gradients pass through the whole recurrence where the weights in use are trained.
+
+        Args:
+            sequence: Extended by T columns.
+            state_BD: The first input.
+            wanted_BT: True at tokens that exist.
+            instead: (column, a token's state at index l) -> what the next token is fed; that state itself by default.
+
+        Returns:
+            inputs_BTD, what was fed, and lower_BTD, states at index l.
+        """
+        inputs: list[Tensor] = []
+        lower: list[Tensor] = []
+        for column, wanted_B in enumerate(wanted_BT.unbind(dim=1)):
+            if instead is not None and column:
+                state_BD = instead(column - 1, state_BD)
+            inputs.append(state_BD)
+            sequence.extend(wanted_B[:, None])
+            entered_B1D = self.enter(state_BD[:, None], sequence)
+            state_BD = self.run(entered_B1D, 0, layer, sequence)[:, 0]
+            lower.append(state_BD)
+        return torch.stack(inputs, dim=1), torch.stack(lower, dim=1)
+
     def fill(self, hidden_BTD: Tensor, index: int, sequence: Sequence) -> None:
         """Leave the newest columns' keys and values in the cache at decoder layer `index`; nothing after is computed.
 
@@ -228,10 +279,10 @@ class Blocks:
         hidden_BTD = self.enter(self.embedding(ids_BT), sequence)
         return self.run(hidden_BTD, 0, self.num_layers if last is None else last, sequence)
 
-    def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Next-token logits from states at index L: B, T, V."""
-        logits_BTV: Tensor = self.head(self.norm(hidden_BTD))
-        return logits_BTV
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits from states at index L: (..., D) -> (..., V)."""
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
 
     @torch.no_grad()
     def verify(self) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from ccot_cli.models.controls import Control, Replacement
 from ccot_cli.models.end import End
 from ccot_cli.models.looks import plan
-from ccot_cli.models.phi import contemplate, encode_query
+from ccot_cli.models.phi import contemplate
+from ccot_cli.models.queries import encode_query
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.tensors.select import max_contemplation
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import Contemplation, encode_query, feed_back, read_query
+from ccot_cli.models.phi import Contemplation
+from ccot_cli.models.queries import encode_query, read_query
 from ccot_cli.models.theta import Theta
 
 Control = Literal["zeroed", "shuffled", "noise", "untrained"]
@@ -40,7 +41,7 @@ class Replacement:
         """
         sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=self.layer)
         if self.kind == "untrained":
-            _, lower_BKD = feed_back(self.theta, sequence, first_BD, tokens.mask_BK, layer=self.layer)
+            _, lower_BKD = self.theta.blocks.feed_back(sequence, first_BD, tokens.mask_BK, layer=self.layer)
             self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence)
             return sequence
         states_BIKD = self._states(queries, tokens)

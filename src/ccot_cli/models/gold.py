@@ -70,17 +70,15 @@ def gold_states(
         yield from ((number, each) for number, each in zip(batch, rows, strict=True) if number not in skip)
 
 
-def place_gold(
-    theta: Theta, adapters: Adapters, sequence: Sequence, gold: Rows[Tensor], *, adapter: str | None = None
-) -> None:
-    """Append gold states in the contemplation tokens' place, their keys and values made under an adapter, or under θ.
+def place_gold(theta: Theta, adapters: Adapters, sequence: Sequence, gold: Rows[Tensor]) -> None:
+    """Append gold states in the contemplation tokens' place, their keys and values made under θ.
 
     Args:
         gold: Each row's states at every index: K, I, D.
     """
     gold_BKID = pad_sequence(list(gold), batch_first=True).to(theta.device, theta.dtype)
     sequence.extend(first_columns([len(rows) for rows in gold], device=theta.device))
-    adapters.use(adapter)
+    adapters.use(None)
     theta.blocks.place(gold_BKID.transpose(1, 2), sequence)
 
 

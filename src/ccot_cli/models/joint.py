@@ -7,7 +7,7 @@ from what φ itself has generated alone. A rollout is made without gradients, an
 pass: with gradients through the recurrence, training took away what gold inputs had taught (`through_rollout` has them
 nonetheless). The loss compares indices l..L only, so what is below l may compute as it likes.
 
-Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I all indices 0..L, D width.
+Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I indices l..L, D width.
 """
 
 import random
@@ -22,7 +22,6 @@ from torch.nn.utils.rnn import pad_sequence
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.layerwise import PhiExample
 from ccot_cli.models.optimise import Optimiser, steps_over
-from ccot_cli.models.phi import feed_back
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import OptimiserName
@@ -74,10 +73,10 @@ def generate(
         seed: Of the draw, together with an example's number: parts of a batch draw what the whole would.
         through_rollout: Whether gradients pass through the recurrence.
     """
-    gold = [examples[number].gold_JID for number in numbers]
-    gold_BJID = pad_sequence(gold, batch_first=True).to(theta.device, torch.float32)
+    gold = [examples[number].gold_JID[:, layer:] for number in numbers]
+    gold_BJID = pad_sequence(gold, batch_first=True).to(theta.device).float()
     mask_BK = first_columns([len(rows) - 1 for rows in gold], device=theta.device)
-    fed_BJD = gold_BJID[:, :, layer].to(theta.dtype)
+    fed_BJD = gold_BJID[:, :, 0].to(theta.dtype)
     sequence = queries.sequence(numbers)
     num_query = sequence.mask_BS.shape[1]
     inputs_BKD, lower_BKD = fed_BJD[:, :-1], None
@@ -89,8 +88,8 @@ def generate(
 
         with torch.set_grad_enabled(through_rollout and torch.is_grad_enabled()):
             adapters.use(PHI)
-            inputs_BKD, lower_BKD = feed_back(
-                theta, sequence, fed_BJD[:, 0], mask_BK, layer=layer, instead=instead if gold_share else None
+            inputs_BKD, lower_BKD = theta.blocks.feed_back(
+                sequence, fed_BJD[:, 0], mask_BK, layer=layer, instead=instead if gold_share else None
             )
     if lower_BKD is None or not through_rollout:
         adapters.use(PHI)
@@ -98,7 +97,7 @@ def generate(
         sequence.extend(mask_BK)
         lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
     states = theta.blocks.run_each(lower_BKD, layer, theta.num_layers, sequence)
-    return Generated(torch.stack(states, dim=1), gold_BJID[:, 1:, layer:].transpose(1, 2), mask_BK)
+    return Generated(torch.stack(states, dim=1), gold_BJID[:, 1:].transpose(1, 2), mask_BK)
 
 
 def _draws(seed: str, numbers: Rows[int], num_tokens: int) -> Tensor:

@@ -59,6 +59,7 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 def fits(num_bytes: int, device: torch.device) -> bool:
     """Whether these bytes take half of a device's memory at most; on a GPU, of what is free."""
     if device.type == "cuda":
+        release()  # What torch keeps for its next tensors would count as taken.
         return num_bytes <= SHARE * torch.cuda.mem_get_info(device)[0]
     return num_bytes <= SHARE * min([_machine_bytes(), *_container_bytes()])
 

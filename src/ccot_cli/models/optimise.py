@@ -1,7 +1,7 @@
 """One optimiser for all training: warm-up and linear decay, clipping, a guard against numbers gone wrong.
 
-`adamw` is the paper's kind of optimiser. `muon` turns every matrix's momentum into the nearest orthogonal matrix before
-stepping (Jordan et al., 2024), so that weak directions of a gradient learn as fast as strong ones.
+`adamw` is what such models are tuned with as a rule. `muon` turns every matrix's momentum into the nearest orthogonal
+matrix before stepping (Jordan et al., 2024), so that weak directions of a gradient learn as fast as strong ones.
 """
 
 import random

@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.theta import Theta
-from ccot_cli.tensors.masks import pad_left
 
 IsEnd = Callable[[Tensor], Tensor]
 """Raw states at index L (B, K, D) -> True at tokens after which no other comes (B, K)."""
@@ -39,50 +37,6 @@ class Contemplation:
     @property
     def num_tokens_B(self) -> Tensor:
         return self.mask_BK.sum(dim=1)
-
-
-PASS_TOKENS = 1024
-"""Tokens of queries in one pass on a CPU, so that what its layers hand on stays in its caches."""
-
-
-def encode_query(
-    theta: Theta, adapters: Adapters, queries: list[list[int]], *, layer: int, adapter: str | None = None
-) -> tuple[Sequence, Tensor]:
-    """Run the queries, under θ unless an adapter is named.
-
-    Returns:
-        The sequence to continue, and z_0, the last query token's state at index l: B, D.
-
-    Raises:
-        UsageError: where a query has more tokens than the model has positions.
-    """
-    ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
-    num_columns, most = ids_BN.shape[1], theta.blocks.num_positions
-    if most is not None and num_columns > most:
-        raise UsageError(
-            f"a question of {num_columns:,} tokens is longer than the model's {most:,} positions",
-            fix="ask a shorter one",
-        )
-    adapters.use(adapter)
-    rows = max(1, PASS_TOKENS // num_columns) if theta.device.type == "cpu" else len(queries)
-    parts = [
-        _encode(theta, ids, mask, layer=layer)
-        for ids, mask in zip(torch.split(ids_BN, rows), torch.split(mask_BN, rows), strict=True)
-    ]
-    return Sequence.joined([sequence for sequence, _ in parts]), torch.cat([first_BD for _, first_BD in parts])
-
-
-def read_query(theta: Theta, adapters: Adapters, queries: list[list[int]], *, adapter: str | None = None) -> Sequence:
-    """The same where only what comes next matters: no state of the query's own is computed that nobody reads."""
-    return encode_query(theta, adapters, queries, layer=theta.num_layers - 1, adapter=adapter)[0]
-
-
-def _encode(theta: Theta, ids_BN: Tensor, mask_BN: Tensor, *, layer: int) -> tuple[Sequence, Tensor]:
-    sequence, top = Sequence.empty(len(ids_BN), theta.device), theta.num_layers - 1
-    lower_BND = theta.blocks.run_ids(ids_BN, mask_BN, sequence, last=layer)
-    if layer <= top:
-        theta.blocks.fill(theta.blocks.run(lower_BND, layer, top, sequence), top, sequence)
-    return sequence, lower_BND[:, -1]
 
 
 def contemplate(
@@ -113,7 +67,7 @@ def contemplate(
     adapters.use(PHI)
     batch, device = first_BD.shape[0], first_BD.device
     limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
-    limit_B = torch.minimum(limit_B.to(device), free_positions(theta, sequence, reserved))
+    limit_B = torch.minimum(limit_B.to(device), theta.blocks.free_positions(sequence, reserved))
     limit = int(limit_B.max())
     is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
     chunks: list[_Chunk] = []
@@ -134,23 +88,6 @@ def contemplate(
         mask_BK=torch.cat([each.exists_BT for each in chunks], dim=1),
         is_capped_B=is_alive_B if num_tokens_B is None else torch.zeros_like(is_alive_B),
     )
-
-
-def free_positions(theta: Theta, sequence: Sequence, reserved: int) -> Tensor:
-    """How many tokens each row can still have: B.
-
-    Raises:
-        UsageError: where a row can have none.
-    """
-    used_B, most = sequence.mask_BS.sum(dim=1), theta.blocks.num_positions
-    if most is None:
-        return torch.full_like(used_B, torch.iinfo(used_B.dtype).max)
-    if int(used_B.max()) >= most:
-        raise UsageError(
-            f"a question of {int(used_B.max()):,} tokens leaves none of the model's {most:,} positions free",
-            fix="ask a shorter one",
-        )
-    return (most - used_B - reserved).clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -175,44 +112,9 @@ class _Chunk:
 
 def _generate(theta: Theta, sequence: Sequence, state_BD: Tensor, wanted_BT: Tensor, *, layer: int) -> _Chunk:
     """Layers 1..l token by token, the layers above for all of them at once."""
-    inputs_BTD, lower_BTD = feed_back(theta, sequence, state_BD, wanted_BT, layer=layer)
+    inputs_BTD, lower_BTD = theta.blocks.feed_back(sequence, state_BD, wanted_BT, layer=layer)
     last_BTD = theta.blocks.run(lower_BTD, layer, theta.num_layers, sequence)
     return _Chunk(inputs_BTD, last_BTD, wanted_BT, torch.zeros_like(wanted_BT[:, 0]), lower_BTD[:, -1])
-
-
-def feed_back(
-    theta: Theta,
-    sequence: Sequence,
-    state_BD: Tensor,
-    wanted_BT: Tensor,
-    *,
-    layer: int,
-    instead: Callable[[int, Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Layers 1..l, token by token, each token's input being the last one's state at index l.
-
-    Gradients pass through the whole recurrence where the weights in use are trained.
-
-    Args:
-        sequence: Extended by T columns.
-        state_BD: The first input.
-        wanted_BT: True at tokens that exist.
-        instead: (column, a token's state at index l) -> what the next token is fed; that state itself by default.
-
-    Returns:
-        inputs_BTD, what was fed, and lower_BTD, states at index l.
-    """
-    inputs: list[Tensor] = []
-    lower: list[Tensor] = []
-    for column, wanted_B in enumerate(wanted_BT.unbind(dim=1)):
-        if instead is not None and column:
-            state_BD = instead(column - 1, state_BD)
-        inputs.append(state_BD)
-        sequence.extend(wanted_B[:, None])
-        entered_B1D = theta.blocks.enter(state_BD[:, None], sequence)
-        state_BD = theta.blocks.run(entered_B1D, 0, layer, sequence)[:, 0]
-        lower.append(state_BD)
-    return torch.stack(inputs, dim=1), torch.stack(lower, dim=1)
 
 
 def replay(

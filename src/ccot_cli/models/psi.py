@@ -8,12 +8,12 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.theta import Theta
-from ccot_cli.tensors.losses import answer_cross_entropy
 from ccot_cli.tensors.masks import pad_right
 
 
@@ -33,7 +33,7 @@ def answer_loss(
     start: Rows[Rows[int]],
     answers: Rows[Rows[int]],
 ) -> Tensor:
-    """Cross-entropy of the answers after `start` (<ANS>), under ψ (paper, LOSS_ψ).
+    """Mean cross-entropy of the answers' tokens after `start` (<ANS>), under ψ (paper, LOSS_ψ).
 
     Args:
         sequence: Query and contemplation tokens so far.
@@ -46,7 +46,8 @@ def answer_loss(
     fed_BT, mask_BT = pad_right(fed, fill=theta.pad_id, device=theta.device)
     hidden_BOD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)[:, given - 1 :]
     target_BO, mask_BO = pad_right(answers, fill=theta.pad_id, device=theta.device)
-    return answer_cross_entropy(theta.blocks.logits(hidden_BOD), target_BO, mask_BO)
+    # Padding gets no logits: they are the largest tensor of a step that writes whole chains.
+    return F.cross_entropy(theta.blocks.logits(hidden_BOD[mask_BO]).float(), target_BO[mask_BO])
 
 
 @torch.no_grad()

@@ -26,9 +26,9 @@ from ccot_cli.models.end import End, labelled
 from ccot_cli.models.gold import place_gold
 from ccot_cli.models.memory import in_parts
 from ccot_cli.models.optimise import Optimiser, steps_over
-from ccot_cli.models.phi import contemplate, encode_query, feed_back, replay
+from ccot_cli.models.phi import contemplate, replay
 from ccot_cli.models.psi import answer_loss
-from ccot_cli.models.queries import Queries
+from ccot_cli.models.queries import Queries, read_query
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.masks import first_columns
@@ -119,13 +119,12 @@ class QueryContext:
         return {}
 
     def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
-        queries, depth = [example.query for example in batch], self.theta.num_layers
-        sequence, last_BD = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
-        self.append(sequence, last_BD, [example.num_tokens for example in batch])
+        sequence = read_query(self.theta, self.adapters, [example.query for example in batch], adapter=PSI)
+        self.append(sequence, [example.num_tokens for example in batch])
         return Read(sequence)
 
-    def append(self, sequence: Sequence, last_BD: Tensor, counts: Rows[int]) -> None:
-        """Put a number of tokens behind each query, whose last state at index L is given, under ψ; here none."""
+    def append(self, sequence: Sequence, counts: Rows[int]) -> None:
+        """Put a number of tokens behind each query, under ψ; here none."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class UnrolledContext:
         sequence, first_BD = self.queries.encoded(numbers)
         self.adapters.use(PHI)
         mask_BK = first_columns([example.num_tokens for example in batch], device=self.theta.device)
-        _, lower_BKD = feed_back(self.theta, sequence, first_BD, mask_BK, layer=self.layer)
+        _, lower_BKD = self.theta.blocks.feed_back(sequence, first_BD, mask_BK, layer=self.layer)
         last_BKD = self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence)
         return Read(sequence, last_BKD)
 
@@ -187,8 +186,6 @@ class GoldContext:
     queries: Queries
     gold: Rows[Tensor]
     """z_0 .. z_k of every problem at every index: 1 + k, L + 1, D."""
-    adapter: str | None = None
-    """Whose keys and values are made of them; θ's, or φ's."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -198,7 +195,7 @@ class GoldContext:
     def read(self, numbers: Rows[int], batch: Rows[PsiExample] = ()) -> Read:
         sequence = self.queries.sequence(numbers)
         gold = [self.gold[number][1:] for number in numbers]
-        place_gold(self.theta, self.adapters, sequence, gold, adapter=self.adapter)
+        place_gold(self.theta, self.adapters, sequence, gold)
         return Read(sequence)
 
 

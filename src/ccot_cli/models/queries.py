@@ -1,4 +1,4 @@
-"""The queries of a data set under θ. Nothing that is trained later changes their keys and values, so they may be kept.
+"""Read queries: anew, or a data set's from a file, as nothing that is trained later changes what they are under θ.
 
 Dimensions: B batch, Q queries, N query, H heads, C channels of a head, I all indices 0..L, D width.
 """
@@ -12,14 +12,57 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.cache import empty_cache
 from ccot_cli.models.gold import STORED_DTYPE, plan_batches
 from ccot_cli.models.memory import in_parts
-from ccot_cli.models.phi import encode_query
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_left
+
+PASS_TOKENS = 1024
+"""Tokens of queries in one pass on a CPU, so that what its layers hand on stays in its caches."""
+
+
+def encode_query(
+    theta: Theta, adapters: Adapters, queries: list[list[int]], *, layer: int, adapter: str | None = None
+) -> tuple[Sequence, Tensor]:
+    """Run the queries, under θ unless an adapter is named.
+
+    Returns:
+        The sequence to continue, and z_0, the last query token's state at index l: B, D.
+
+    Raises:
+        UsageError: where a query has more tokens than the model has positions.
+    """
+    ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
+    num_columns, most = ids_BN.shape[1], theta.blocks.num_positions
+    if most is not None and num_columns > most:
+        raise UsageError(
+            f"a question of {num_columns:,} tokens is longer than the model's {most:,} positions",
+            fix="ask a shorter one",
+        )
+    adapters.use(adapter)
+    rows = max(1, PASS_TOKENS // num_columns) if theta.device.type == "cpu" else len(queries)
+    parts = [
+        _encode(theta, ids, mask, layer=layer)
+        for ids, mask in zip(torch.split(ids_BN, rows), torch.split(mask_BN, rows), strict=True)
+    ]
+    return Sequence.joined([sequence for sequence, _ in parts]), torch.cat([first_BD for _, first_BD in parts])
+
+
+def read_query(theta: Theta, adapters: Adapters, queries: list[list[int]], *, adapter: str | None = None) -> Sequence:
+    """The same where only what comes next matters: no state of the query's own is computed that nobody reads."""
+    return encode_query(theta, adapters, queries, layer=theta.num_layers - 1, adapter=adapter)[0]
+
+
+def _encode(theta: Theta, ids_BN: Tensor, mask_BN: Tensor, *, layer: int) -> tuple[Sequence, Tensor]:
+    sequence, top = Sequence.empty(len(ids_BN), theta.device), theta.num_layers - 1
+    lower_BND = theta.blocks.run_ids(ids_BN, mask_BN, sequence, last=layer)
+    if layer <= top:
+        theta.blocks.fill(theta.blocks.run(lower_BND, layer, top, sequence), top, sequence)
+    return sequence, lower_BND[:, -1]
 
 
 class Queries(Protocol):

@@ -26,8 +26,8 @@ from ccot_cli.files import write_json
 from ccot_cli.models.adapters import Adapters
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.memory import in_parts
-from ccot_cli.models.phi import encode_query
 from ccot_cli.models.psi import decode
+from ccot_cli.models.queries import encode_query
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import MethodName
 

@@ -18,10 +18,11 @@ from transformers import GenerationConfig
 
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
-from ccot_cli.models.adapters import PHI, PSI, Adapters
+from ccot_cli.models.adapters import PHI, PSI, Adapters, have_room_to_merge
 from ccot_cli.models.looks import Forecast, plan
-from ccot_cli.models.phi import contemplate, encode_query, read_query
+from ccot_cli.models.phi import contemplate
 from ccot_cli.models.psi import decode
+from ccot_cli.models.queries import encode_query, read_query
 from ccot_cli.models.reasoner import Clock
 from ccot_cli.models.shapes import random_theta
 from ccot_cli.models.theta import Theta, load_theta, resolve_device
@@ -149,7 +150,7 @@ def run(
 
 
 def _adapters(theta: Theta, settings: Settings) -> Adapters:
-    adapters = Adapters(theta)
+    adapters = Adapters(theta, merges=have_room_to_merge(theta))
     phi, psi = settings.train_phi, settings.train_psi
     adapters.add(PHI, rank=phi.lora_rank, alpha=phi.lora_alpha, seed=0)
     adapters.add(PSI, rank=psi.lora_rank, alpha=psi.lora_alpha, seed=0)

@@ -11,10 +11,9 @@ from typing import NamedTuple, get_args
 from ccot_cli.config import DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import CcotError, MissingError, UsageError
-from ccot_cli.models.adapters import Adapters
+from ccot_cli.models.adapters import Adapters, have_room_to_merge
 from ccot_cli.models.baselines.prompting import prompted
 from ccot_cli.models.loading import BASELINES, load_reasoner
-from ccot_cli.models.memory import fits
 from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
 from ccot_cli.names import EMBEDDED, PromptingName, ratio_name
@@ -60,9 +59,7 @@ class Methods:
 
     def __post_init__(self) -> None:
         is_reference = self.settings.decoding.engine == "reference"
-        # Copies under φ and under ψ.
-        has_room = fits(2 * self.theta.num_bytes, self.theta.device)
-        self._adapters = Adapters(self.theta, merges=has_room and not is_reference)
+        self._adapters = Adapters(self.theta, merges=have_room_to_merge(self.theta) and not is_reference)
 
     @property
     def place(self) -> str:

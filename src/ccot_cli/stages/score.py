@@ -77,7 +77,9 @@ def run(
     num_train = source.manifest.summary["num_train"]
     check_space(workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio")
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress)
+        alike = [workspace.matching(STAGE, other, config, inputs) for other in workspace.finished(STAGE)]
+        fitted = [build.folder, *(artifact.folder for artifact in alike if artifact)]
+        selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)
         selector.save(build.folder)
         kept = all_positions(selector, source, problems)
         for leftover in build.folder.glob("shard-*"):

@@ -1,10 +1,14 @@
 """Fit the selector of the settings, and apply it to every problem of a workspace."""
 
+from collections.abc import Sequence as Rows
+from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 
 from ccot_cli.config import Settings
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records
+from ccot_cli.errors import CorruptError
 from ccot_cli.models.adapters import PSI, Adapters
 from ccot_cli.models.scorer import Scorer, ScorerTraining
 from ccot_cli.models.selectors import Selector, predictive
@@ -14,13 +18,21 @@ from ccot_cli.workspace import Artifact
 
 
 def fit_selector(
-    theta: Theta, source: Artifact, train: list[EncodedProblem], ratio: Decimal, settings: Settings, progress: Progress
+    theta: Theta,
+    source: Artifact,
+    train: list[EncodedProblem],
+    ratio: Decimal,
+    settings: Settings,
+    progress: Progress,
+    *,
+    fitted: Rows[Path] = (),
 ) -> Selector:
     """The selector that the settings name.
 
     Args:
         source: The hidden states.
         train: Training problems.
+        fitted: Where selectors of these settings may lie, of other ratios too: one learned scorer serves all.
     """
     chosen = settings.score
     if chosen.selector == "predictive":
@@ -29,7 +41,7 @@ def fit_selector(
     if chosen.selector != "learned":
         return Selector(chosen.selector, ratio, theta.encoder, seed=chosen.seed)
     layer = source.manifest.config["precompute"]["scorer_layer"]
-    scorer = _train_scorer(theta, train, layer, settings, progress)
+    scorer = _known_scorer(theta, fitted) or _train_scorer(theta, train, layer, settings, progress)
     return Selector("learned", ratio, theta.encoder, layer=layer, scorer=scorer)
 
 
@@ -43,6 +55,13 @@ def all_positions(selector: Selector, source: Artifact, problems: list[EncodedPr
         for record in read_records(source.folder)
     }
     return [kept[number] for number in range(len(problems))]
+
+
+def _known_scorer(theta: Theta, fitted: Rows[Path]) -> Scorer | None:
+    for folder in fitted:
+        with suppress(CorruptError):
+            return Selector.load(theta, folder).scorer
+    return None
 
 
 def _train_scorer(
@@ -69,4 +88,5 @@ def _train_scorer(
         for loss in training.steps():
             advance(1, loss=f"{loss:.4f}")
     adapters.train_only(())
+    adapters.use(None)
     return scorer.eval()

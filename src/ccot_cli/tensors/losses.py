@@ -1,10 +1,9 @@
 """Training losses.
 
-Dimensions: B batch, K contemplation tokens, O answer tokens, D model width, V vocabulary.
+Dimensions: B batch, K contemplation tokens, D model width.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -41,14 +40,3 @@ def huber(errors: Tensor) -> Tensor:
         errors: From `scaled_errors`, of any shape.
     """
     return torch.where(errors <= 1, errors, 2 * errors.clamp_min(1).sqrt() - 1)
-
-
-def answer_cross_entropy(logits_BOV: Tensor, target_BO: Tensor, mask_BO: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the answer's tokens, end of sequence included (paper, LOSS_ψ).
-
-    Args:
-        logits_BOV: At position i, the prediction of `target_BO[:, i]`.
-        target_BO: Token ids; anything where the mask is False.
-        mask_BO: True at tokens that count.
-    """
-    return F.cross_entropy(logits_BOV[mask_BO].float(), target_BO[mask_BO])

@@ -20,8 +20,8 @@ from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained, usual_most
 from ccot_cli.models.baselines.chain import written
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import feed_back, free_positions
-from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext
+from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext, Read
+from ccot_cli.models.queries import encode_query
 from ccot_cli.models.reasoner import ChainReasoner, Traits, answer_positions
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import first_columns
@@ -41,8 +41,8 @@ def add_thoughts(theta: Theta, sequence: Sequence, last_BD: Tensor, counts: Rows
         return
     mask_BK = first_columns(counts, device=theta.device)
     norm: Callable[[Tensor], Tensor] = theta.blocks.norm
-    feed_back(
-        theta, sequence, norm(last_BD), mask_BK, layer=theta.num_layers, instead=lambda column, state_BD: norm(state_BD)
+    theta.blocks.feed_back(
+        sequence, norm(last_BD), mask_BK, layer=theta.num_layers, instead=lambda column, state_BD: norm(state_BD)
     )
 
 
@@ -50,8 +50,11 @@ def add_thoughts(theta: Theta, sequence: Sequence, last_BD: Tensor, counts: Rows
 class CoconutContext(QueryContext):
     """What ψ learns to write from: the query and latent thoughts, gradients through both."""
 
-    def append(self, sequence: Sequence, last_BD: Tensor, counts: Rows[int]) -> None:
-        add_thoughts(self.theta, sequence, last_BD, counts)
+    def read(self, numbers: Rows[int], batch: Rows[PsiExample]) -> Read:
+        queries, depth = [example.query for example in batch], self.theta.num_layers
+        sequence, last_BD = encode_query(self.theta, self.adapters, queries, layer=depth, adapter=PSI)
+        add_thoughts(self.theta, sequence, last_BD, [example.num_tokens for example in batch])
+        return Read(sequence)
 
 
 @dataclass
@@ -63,7 +66,9 @@ class CoconutReasoner(ChainReasoner):
 
     def think(self, sequence: Sequence, last_BD: Tensor) -> list[int]:
         self.adapters.use(self.adapter)
-        counts: list[int] = free_positions(self.theta, sequence, self.reserved).clamp_max(self.num_thoughts).tolist()
+        counts: list[int] = (
+            self.theta.blocks.free_positions(sequence, self.reserved).clamp_max(self.num_thoughts).tolist()
+        )
         add_thoughts(self.theta, sequence, last_BD, counts)
         return counts
 

@@ -5,8 +5,8 @@ from decimal import Decimal
 
 from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
-from ccot_cli.models.phi import read_query
 from ccot_cli.models.psi_training import PsiTraining
+from ccot_cli.models.queries import read_query
 from ccot_cli.models.reasoner import NO_TOKENS, AnswerReasoner, Clock, Prepared
 
 

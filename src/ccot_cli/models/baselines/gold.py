@@ -17,9 +17,8 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.gold import STORED_DTYPE, gold_states, place_gold, solution_ids
-from ccot_cli.models.phi import read_query
 from ccot_cli.models.psi_training import GoldContext, PsiTraining
-from ccot_cli.models.queries import FreshQueries
+from ccot_cli.models.queries import FreshQueries, read_query
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.models.selectors import Selector
 
@@ -82,8 +81,8 @@ class Gold(Baseline):
             replace(lesson, num_tokens=len(states_JID) - 1)
             for lesson, states_JID in zip(course.answers(0), course.gold, strict=True)
         ]
-        ids, depth = [problem.query for problem in course.problems], course.theta.num_layers
-        queries = FreshQueries(course.theta, course.adapters, ids, depth)
+        ids = [problem.query for problem in course.problems]
+        queries = FreshQueries(course.theta, course.adapters, ids, course.theta.num_layers - 1)
         return course.training(lessons, GoldContext(course.theta, course.adapters, queries, course.gold))
 
     def save(self, folder: Path) -> None:

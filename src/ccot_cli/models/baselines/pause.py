@@ -21,8 +21,8 @@ from ccot_cli.errors import CorruptError, anew
 from ccot_cli.models.adapters import PSI
 from ccot_cli.models.baselines.base import Baseline, Course, Trained
 from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.phi import free_positions, read_query
 from ccot_cli.models.psi_training import PsiTraining, QueryContext
+from ccot_cli.models.queries import read_query
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import BaselineName
@@ -59,7 +59,7 @@ class PauseContext(QueryContext):
     def trained(self) -> dict[str, nn.Parameter]:
         return {"pause": self.pause_1D} if isinstance(self.pause_1D, nn.Parameter) else {}
 
-    def append(self, sequence: Sequence, last_BD: Tensor, counts: Rows[int]) -> None:
+    def append(self, sequence: Sequence, counts: Rows[int]) -> None:
         add_pauses(self.theta, sequence, self.pause_1D, counts)
 
 
@@ -110,7 +110,7 @@ class PauseReasoner(AnswerReasoner):
         clock, wanted = Clock(self.theta.device), self.method.num_tokens
         sequence = read_query(self.theta, self.adapters, queries, adapter=PSI)
         prefill = clock.lap()
-        counts = free_positions(self.theta, sequence, self.reserved).clamp_max(wanted).tolist()
+        counts = self.theta.blocks.free_positions(sequence, self.reserved).clamp_max(wanted).tolist()
         add_pauses(self.theta, sequence, self.pause_1D, counts)
         return Prepared(sequence, counts, [count < wanted for count in counts], prefill, clock.lap())
 
