@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
@@ -15,7 +16,10 @@ import pytest
 import torch
 
 from ccot_cli.cli.app import run
+from ccot_cli.models.reasoner import Reply, Traits
 from ccot_cli.names import MethodName, Schedule, SelectorName
+from ccot_cli.stages.ask import AskResult
+from ccot_cli.stages.evaluate import EvalResult, Pair, Row, Share
 from ccot_cli.workspace import Workspace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -85,6 +89,15 @@ def test_the_ablations_ask_for_what_sweep_knows(
 def test_the_page_of_commands_is_what_their_help_says() -> None:
     page = EXAMPLES.parent / "docs" / "cli.md"
     assert page.read_text(encoding="utf-8") == script("../docs/cli.py").text(), "make docs"
+
+
+def test_the_page_of_fields_has_all_that_ask_and_eval_print() -> None:
+    page = (EXAMPLES.parent / "docs" / "json.md").read_text(encoding="utf-8")
+    asked, evaluated = page.split("## `ccot eval`")
+    printed = {field.name for field in fields(AskResult)} - {"text"}
+    assert {name for name in printed if f"`{name}`" not in asked} == set()
+    printed = {field.name for kind in (EvalResult, Row, Share, Pair, Traits, Reply) for field in fields(kind)}
+    assert {name for name in printed if f"`{name}`" not in evaluated and f"`.{name}`" not in evaluated} == set()
 
 
 # The theorem

@@ -21,7 +21,7 @@ from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.joint import JointTraining
 from ccot_cli.models.layerwise import LayerReport, PhiExample, rest_bytes, train_layerwise
 from ccot_cli.models.memory import fits
-from ccot_cli.models.probe import PhiJudge
+from ccot_cli.models.probe import PhiJudge, PhiReport
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import parse_ratio, ratio_name
@@ -99,7 +99,7 @@ def run(
         layers, num_steps = job.train_layers() if chosen.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
         adapters.save(PHI, build.folder)
-        report = job.judge.look()
+        report = job.last_report or job.judge.look()
         if not all(map(isfinite, report.losses)):
             raise DivergedError(
                 "φ generates states that are not finite",
@@ -154,6 +154,8 @@ class _Job:
     build: Build
     label: str
     progress: Progress
+    last_report: PhiReport | None = None
+    """Of the finished φ, where it was looked at after its last epoch."""
 
     @property
     def theta(self) -> Theta:
@@ -196,6 +198,7 @@ class _Job:
 
         def on_epoch(train_loss: float) -> dict[str, Any]:
             report, share = self.judge.look(), training.gold_share
+            self.last_report = report if training.optimiser.step_count == training.optimiser.num_steps else None
             read = report.generated_read
             self.progress.say(
                 f"epoch {training.optimiser.step_count // training.steps_per_epoch}: error {train_loss:.3f};"
