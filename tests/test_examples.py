@@ -220,19 +220,19 @@ def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(mo
     chain = check.ChainReasoner(theta, check.Adapters(theta), check.MOST_TOKENS)
     assert check.accuracy(chain, train) > 0.9
     before = {name: each.clone() for name, each in theta.model.named_parameters()}
-    for coconut in (check.Coconut(), check.Unstaged(), check.Whole(), check.WholeUnstaged()):
+    for coconut in (check.Coconut(), check.Staged(), check.Unstaged()):
         reasoner, steps = check.train_coconut(theta, encoded, check.COURSE, coconut)
         assert steps == 4
         # All weights learn where they should, those of a copy.
         after = {name.replace(".base_layer", ""): each for name, each in reasoner.adapters.named_parameters()}
         changed = [not torch.equal(weight, after[name]) for name, weight in before.items()]
-        assert all(changed) if isinstance(coconut, check.Whole) else not any(changed)
+        assert all(changed) if isinstance(coconut, check.Staged) else not any(changed)
     course = check.Course(theta, None, encoded, 0, check.COURSE)
     stages = {}
-    for coconut in (check.Coconut(), check.Unstaged()):
+    for coconut in (check.Staged(), check.StagedFromChains(), check.Unstaged()):
         coconut._most = 2
         stages[type(coconut).__name__] = [coconut.stage(course, epoch) for epoch in range(4)]
-    assert stages == {"Coconut": [0, 0, 1, 2], "Unstaged": [2, 2, 2, 2]}
+    assert stages == {"Staged": [0, 0, 1, 2], "StagedFromChains": [1, 1, 2, 2], "Unstaged": [2, 2, 2, 2]}
     assert check.accuracy(chain, train) > 0.9
 
 

@@ -131,7 +131,7 @@ class DataConfig(Section):
     split: str = "train"
     """Where training and validation problems come from."""
     test_source: str | None = None
-    """Where `eval` reads; the same hub data set or generator when absent, but for a file another one is needed."""
+    """Where `eval` reads; the same source when absent, but beside a file another is needed."""
     test_split: str = "test"
     """Where test problems come from."""
     question_column: str = "question"
@@ -220,7 +220,7 @@ class TrainPhiConfig(Section):
 
 
 class TrainPsiConfig(Section):
-    """The answer decoder [DECODE_ψ] and the stop classifier [END_ψ]; baselines and the learned scorer train alike."""
+    """The answer decoder [DECODE_ψ] and the stop classifier [END_ψ]; baselines train alike."""
 
     lora_rank: int = Field(default=32, ge=1)
     """Rank of the adapter."""
