@@ -2,6 +2,7 @@
 
     python examples/benchmarks/precompute.py                               # minutes on two cores
     python examples/benchmarks/precompute.py --problems 1000 --problems 7473 --output precompute.json
+    python examples/benchmarks/precompute.py --problems 1000 --shape 16x512
 
 Says what share of the plain pass's tokens per second the whole stage reaches, from reading problems to the last byte on
 the disk, and what share without making and tokenizing them; and what a problem costs at each number of problems.
@@ -22,7 +23,9 @@ from ccot_cli.config import override
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.gold import plan_batches, solution_ids
+from ccot_cli.models.shapes import random_theta
 from ccot_cli.models.theta import load_theta
+from ccot_cli.names import EMBEDDED
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
 from ccot_cli.tensors.masks import pad_right
@@ -32,10 +35,14 @@ from ccot_cli.workspace import Workspace
 class Bench:
     """The stage and the plain pass, for one number of problems."""
 
-    def __init__(self, folder: Path, num_problems: int) -> None:
+    def __init__(self, folder: Path, num_problems: int, model: str) -> None:
         self.folder = folder
         num_validation = min(200, num_problems // 10)
-        changes = {"data.limit": num_problems - num_validation, "data.validation_limit": num_validation}
+        changes: dict[str, object] = {
+            "model.name": model,
+            "data.limit": num_problems - num_validation,
+            "data.validation_limit": num_validation,
+        }
         self.settings = override(Workspace.create(folder / f"settings-{num_problems}", "embedded").settings, changes)
         self.theta = load_theta(self.settings.model)
         self.rows = [solution_ids(self.theta, each) for each in self.problems()]
@@ -70,8 +77,17 @@ def flatness(rounds: dict[int, list[Round]]) -> Iterable[Ratio]:
         yield Ratio(name, statistics.median(values), min(values), max(values))
 
 
+def save_random(shape: str, folder: Path) -> str:
+    """A model with random weights, where the stage finds it."""
+    theta = random_theta(shape, device=torch.device("cpu"), dtype=torch.float32)
+    theta.model.save_pretrained(folder)
+    theta.encoder.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 def main(
     problems: Annotated[list[int] | None, typer.Option(min=10, help="Problems; repeat it.")] = None,
+    shape: Annotated[str | None, typer.Option(help="A random Llama in the embedded model's place, as 16x512.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
     output: Annotated[Path | None, typer.Option(help="Where to write JSON.")] = None,
 ) -> None:
@@ -80,8 +96,9 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         rounds: dict[int, list[Round]] = {}
         ratios = []
+        model = EMBEDDED if shape is None else save_random(shape, Path(folder) / "model")
         for count in counts:
-            bench = Bench(Path(folder), count)
+            bench = Bench(Path(folder), count, model)
             rounds[count] = take_turns(
                 {"plain forward": bench.forward, "problems": bench.problems, "stage": bench.stage},
                 repeats=repeats,
@@ -92,7 +109,13 @@ def main(
             for part in ("stage", "stage, problems apart"):
                 found = ratio(rounds[count], "plain forward", part)
                 ratios.append(replace(found, name=f"tokens per second, {count:,} problems: {part} / plain forward"))
-        report([*ratios, *flatness(rounds)], [each for one in rounds.values() for each in one], output, problems=counts)
+        report(
+            [*ratios, *flatness(rounds)],
+            [each for one in rounds.values() for each in one],
+            output,
+            problems=counts,
+            shape=shape,
+        )
 
 
 if __name__ == "__main__":
