@@ -271,7 +271,7 @@ def test_the_ratio_of_a_round_is_formed_within_it(benchmark: Callable[[str], Mod
     ("name", "arguments", "count"),
     [
         ("precompute", {"problems": [20, 40], "repeats": 1}, 5),
-        ("precompute", {"problems": [10], "shape": "2x64", "repeats": 1}, 2),
+        ("precompute", {"problems": [10], "shape": "4x64", "repeats": 1}, 2),
         # Times of three ratios, answering at once and PAUSE; padding of the ratios and of the chain.
         ("questions", {"batch_size": [2], "problems": 3, "repeats": 1}, 9),
     ],
