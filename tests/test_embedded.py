@@ -14,11 +14,13 @@ import torch
 from ccot_cli.config import Settings, override
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.models import adapters
 from ccot_cli.models.baselines.prompting import prompted
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.end import End
 from ccot_cli.models.reasoner import ChainReasoner
 from ccot_cli.models.theta import EMBEDDED_FOLDER
+from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
 
 QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
@@ -84,6 +86,12 @@ def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(
     assert longest > min(count for _, count in told["fast"])
     assert asked["reference"] == [1] * longest
     assert len(asked["fast"]) < longest <= sum(asked["fast"])
+
+
+def test_the_first_answer_merges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asker = Asker(None, Settings(), Decimal("0.1"))
+    monkeypatch.setattr(adapters, "_merge", lambda *args: pytest.fail("merged while an answer is waited for"))
+    assert asker.answer([QUESTION])[0].answer == "38"
 
 
 def test_what_a_cap_ended_is_marked(methods: Methods) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -114,6 +115,11 @@ def test_the_operation_is_not_associative_and_loses_nothing(theory: ModuleType) 
         values = list(range(theory.NUM_VALUES))
         assert all(sorted(row.tolist()) == values for row in (*table, *table.T))
         assert any(table[table[a, b], c] != table[a, table[b, c]] for a in values for b in values for c in values)
+        # What the second arguments do to the first, one after another, is any permutation: a chain is no sum.
+        steps = reached = {tuple(column) for column in table.T.tolist()}
+        while more := {tuple(step[value] for value in each) for each in reached for step in steps} - reached:
+            reached = reached | more
+        assert len(reached) == math.factorial(theory.NUM_VALUES)
 
 
 def test_answers_are_votes_over_compositions_from_the_left(theory: ModuleType) -> None:

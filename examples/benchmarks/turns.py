@@ -33,12 +33,20 @@ def take_turns(works: Mapping[str, Callable[[], object]], *, repeats: int, warm_
     for number in range(warm_ups + repeats):
         spent = {}
         for name, work in works.items():
+            synchronise()
             started = time.perf_counter()
             work()
+            synchronise()
             spent[name] = time.perf_counter() - started
         if number >= warm_ups:
             rounds.append(spent)
     return rounds
+
+
+def synchronise() -> None:
+    """Wait for what was sent to a GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def ratio(rounds: list[Round], one: str, other: str, *, scale: float = 1.0) -> Ratio:

@@ -4,9 +4,10 @@
     python examples/theory/width_and_depth.py --seeds 1 --steps 500  # a first look
     python examples/theory/width_and_depth.py --plot theory.svg
 
-The class F(M, K) has functions of N inputs that apply a generic binary operation (here: a random Latin square, which is
-not associative) along M subsets of K inputs each, and then aggregate the M results (here: the most frequent one, and
-the least of several). The theorem speaks of two-layer transformers whose every index can hold one value:
+The class F(M, K) has functions of N inputs that apply a generic binary operation (here: addition modulo V, relabelled
+at random, which is not associative) along M subsets of K inputs each, and then aggregate the M results (here: the most
+frequent one, and the least of several). The theorem speaks of two-layer transformers whose every index can hold one
+value:
 
 - without contemplation tokens they represent F(M, 2) for M <= N only;
 - M - N tokens in parallel suffice for F(M, 2) with M > N, and what they can do tokens that are fed back can;
@@ -123,11 +124,18 @@ class Task:
 
 
 def latin_square(generator: torch.Generator) -> Tensor:
-    """A random operation in which either argument, changed alone, changes the result; never an associative one."""
+    """A random operation in which either argument, changed alone, changes the result: addition, relabelled.
+
+    Never an associative one; nor one of which a chain of any length is a single sum of relabelled inputs, as where what
+    a result is read as depends on what it was named in a straight line: such a chain has no depth.
+    """
+    index = torch.arange(NUM_VALUES)
     while True:
         rows, columns, names = (torch.randperm(NUM_VALUES, generator=generator) for _ in range(3))
+        read_V = rows[names]
+        if len(torch.unique((read_V.roll(-1) - read_V) % NUM_VALUES)) == 1:
+            continue
         table_VV = names[(rows[:, None] + columns[None]) % NUM_VALUES]
-        index = torch.arange(NUM_VALUES)
         left = table_VV[table_VV[index[:, None, None], index[None, :, None]], index[None, None, :]]
         right = table_VV[index[:, None, None], table_VV[index[None, :, None], index[None, None, :]]]
         if not torch.equal(left, right):

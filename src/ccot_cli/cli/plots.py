@@ -15,10 +15,10 @@ FORMATS = (".png", ".svg")
 def frontier(result: dict[str, Any]) -> str:
     """A plot in characters: accuracy upwards, seconds to the right on a logarithmic scale, a letter for each method."""
     rows = result["rows"]
-    low, high = _range([row["seconds_median"] for row in rows])
+    low, high = _range([row["seconds_mean"] for row in rows])
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
     for number, row in enumerate(rows):
-        column = round((log10(row["seconds_median"]) - low) / (high - low) * (WIDTH - 1))
+        column = round((log10(row["seconds_mean"]) - low) / (high - low) * (WIDTH - 1))
         line = HEIGHT - 1 - round(row["accuracy"] * (HEIGHT - 1))
         # Where two meet, the later one moves to the nearest free place.
         free = [place for place in range(WIDTH) if grid[line][place] == " "]
@@ -83,7 +83,7 @@ def draw_frontier(result: dict[str, Any], path: Path) -> None:
     for row, marker in zip(rows, cycle("os^vDPX*<>hp"), strict=False):
         below, above = row["accuracy"] - row["low"], row["high"] - row["accuracy"]
         axes.errorbar(
-            row["seconds_median"],
+            row["seconds_mean"],
             row["accuracy"],
             yerr=[[below], [above]],
             fmt=marker,
@@ -95,7 +95,7 @@ def draw_frontier(result: dict[str, Any], path: Path) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(EngFormatter("s"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("time per question (median)")
+    axes.set_xlabel("time per question (mean)")
     axes.set_title(f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}", fontsize=10)
     _finish(figure, axes, path)
 
@@ -162,7 +162,7 @@ def _finish(figure: Any, axes: Any, path: Path) -> None:
 def _unbeaten(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
     """Time and accuracy of every method that none both outruns and outdoes."""
     best: list[tuple[float, float]] = []
-    for row in sorted(rows, key=lambda row: (row["seconds_median"], -row["accuracy"])):
+    for row in sorted(rows, key=lambda row: (row["seconds_mean"], -row["accuracy"])):
         if not best or row["accuracy"] > best[-1][1]:
-            best.append((row["seconds_median"], row["accuracy"]))
+            best.append((row["seconds_mean"], row["accuracy"]))
     return best

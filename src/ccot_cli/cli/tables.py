@@ -27,13 +27,13 @@ def tables_of(result: dict[str, Any]) -> list[Table]:
 
 def _accuracy(result: dict[str, Any]) -> Table:
     rows = result["rows"]
-    chain = next((row["seconds_median"] for row in rows if row["method"] == "cot"), None)
+    chain = next((row["seconds_mean"] for row in rows if row["method"] == "cot"), None)
     against = {(pair["method"], pair["ratio"]): pair["p"] for pair in result["pairs"] if pair["than"] == "direct"}
     caption = (
         f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}, batches of {result['batch_size']},"
         f" {result['device']}"
     )
-    figures = ("tokens", "exact match", "95 % interval", "p to r=0", "s/question", "p95", "× chain", "capped")
+    figures = ("tokens", "exact match", "95 % interval", "p to r=0", "s/question", "p95 batch", "× chain", "capped")
     cells = [
         (
             row["method"],
@@ -42,9 +42,9 @@ def _accuracy(result: dict[str, Any]) -> Table:
             f"{row['accuracy']:.3f}",
             f"{row['low']:.3f} – {row['high']:.3f}",
             _chance(against.get((row["method"], row["ratio"]))),
-            f"{row['seconds_median']:.4f}",
+            f"{row['seconds_mean']:.4f}",
             f"{row['seconds_p95']:.4f}",
-            "" if chain is None else f"{row['seconds_median'] / chain:.2f}",
+            "" if chain is None else f"{row['seconds_mean'] / chain:.2f}",
             f"{row['truncated_share']:.1%}",
         )
         for row in rows

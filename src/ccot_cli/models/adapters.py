@@ -140,6 +140,12 @@ class Adapters:
         for layer in self._layers:
             layer.__dict__["forward"] = layer.get_base_layer().forward if name is None else self._forward(layer, name)
 
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Make the merged copies of all adapters, if there are to be any, before the first answer is waited for."""
+        for name in self._peft.peft_config if self._peft else ():
+            self.use(name)
+
     def _forward(self, layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
         """What a layer computes under an adapter.
 

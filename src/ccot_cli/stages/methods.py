@@ -171,7 +171,9 @@ class Methods:
 
     def load_folder(self, folder: Path) -> Reasoner:
         """The method that was trained into it."""
-        return load_reasoner(self.theta, self._adapters, folder, decoding=self.settings.decoding)
+        reasoner = load_reasoner(self.theta, self._adapters, folder, decoding=self.settings.decoding)
+        self._adapters.prepare()
+        return reasoner
 
     def _chain(self) -> ChainReasoner:
         return ChainReasoner(self.theta, self._adapters, self.settings.decoding.max_chain_tokens)

@@ -246,7 +246,7 @@ def _test(
     """The same cell on test problems."""
     reasoner = found.load_folder(workspace.require(cell.stage, cell.key(cell.stage)).folder)
     row = measure(reasoner, tests, found.settings.eval.batch_size, progress).row
-    tokens, seconds = row.contemplation_tokens_mean, row.seconds_median
+    tokens, seconds = row.contemplation_tokens_mean, row.seconds_mean
     return replace(result, accuracy=row.accuracy, mean_tokens=tokens, n=row.n, seconds=seconds)
 
 
