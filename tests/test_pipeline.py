@@ -756,13 +756,16 @@ def test_end_is_as_sure_as_validates_best_where_it_may_be_late(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, ends: str, expected: float
 ) -> None:
     asked: list[End] = []
-    accuracies = iter([0.1, 0.2, 0.4, 0.4])
+    # All together choose the third, as the first of two; its problems 0, 2 and 4 would have chosen the last.
+    right = iter([[False] * 6, [True] + [False] * 5, [True, True, False, True, False, False], [True, False] * 3])
 
-    def measure(reasoner: CcotReasoner, problems: object, batch_size: int, progress: object) -> tuple[float, float]:
+    def measure(
+        reasoner: CcotReasoner, problems: object, batch_size: int, progress: object
+    ) -> tuple[list[bool], float]:
         asked.append(reasoner.end)
-        return next(accuracies), float(len(asked))
+        return next(right), float(len(asked))
 
-    monkeypatch.setattr(train_psi, "accuracy_of", measure)
+    monkeypatch.setattr(train_psi, "marks_of", measure)
     run = make_run(**{"train_psi.ends": ends, "train_psi.epochs": 1})
     run.precompute()
     run.score()
@@ -770,7 +773,7 @@ def test_end_is_as_sure_as_validates_best_where_it_may_be_late(
     result = run.train_psi()
     assert [round(float(asked[0].bias - each.bias), 4) for each in asked] == ([0, 1, 2, 3] if ends == "late" else [0])
     chosen = asked[2 if ends == "late" else 0]
-    assert (result.sureness, result.validation_accuracy) == (expected, 0.4 if ends == "late" else 0.1)
+    assert (result.sureness, result.validation_accuracy) == (expected, pytest.approx(1 / 6 if ends == "late" else 0))
     assert result.mean_tokens == (3.0 if ends == "late" else 1.0)
     saved = End.load(run.workspace.folder("train-psi", "r0.10"), chosen.weight_D.shape[0])
     assert torch.equal(saved.weight_D, chosen.weight_D)

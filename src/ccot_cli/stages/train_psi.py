@@ -1,9 +1,10 @@
 """Train ψ, the answer decoder, and END, the stop classifier (paper, section 4.2)."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -34,7 +35,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.stages.queries import open_queries
 from ccot_cli.stages.training import take_steps
-from ccot_cli.stages.validation import accuracy_of, caps, changed_figures
+from ccot_cli.stages.validation import caps, changed_figures, marks_of
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Artifact, Build, Workspace
 
@@ -61,7 +62,8 @@ class TrainPsiResult:
     end: dict[str, float]
     """END's confusion on validation tokens."""
     sureness: float = 0.0
-    """What END's logit has to exceed; the accuracy is the greatest of those tried."""
+    """What END's logit has to exceed. Where several were tried, the accuracy is that of one half of the problems under
+    what the other half would choose, and the other way round."""
     decoding: dict[str, Any] = field(default_factory=dict)
     """The caps with which that was measured."""
     was_ready: bool = False
@@ -241,11 +243,13 @@ class _Job:
         To a ψ that has learned to read a token too many, ending late costs less than ending early.
         """
         decoding, batch_size = self.settings.decoding, self.settings.eval.batch_size
-        found = []
+        marks: dict[float, list[bool]] = {}
+        tokens: dict[float, float] = {}
         for sureness in SURENESS if self.settings.train_psi.ends == "late" else SURENESS[:1]:
             reasoner = CcotReasoner(self.theta, self.adapters, method, decoding, fitted.surer(sureness))
-            found.append((sureness, *accuracy_of(reasoner, self.held_out, batch_size, self.progress)))
-        return max(found, key=itemgetter(1))
+            marks[sureness], tokens[sureness] = marks_of(reasoner, self.held_out, batch_size, self.progress)
+        best = most_right(marks)
+        return best, unflattered(marks), tokens[best]
 
     def _judge_end(self, end: End) -> dict[str, float]:
         """END's confusion on rollouts of the validation problems."""
@@ -259,3 +263,15 @@ class _Job:
         context = RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer)
         states = last_states(context, examples, batch_size=self._forward_size)
         return labelled(states, [each.num_tokens for each in examples])
+
+
+def most_right(marks: Mapping[float, Rows[bool]]) -> float:
+    """The choice under which most problems are right; the first of several."""
+    return max(marks, key=lambda choice: sum(marks[choice]))
+
+
+def unflattered(marks: Mapping[float, Rows[bool]]) -> float:
+    """The accuracy of such a choice on problems that had no part in it: each half is judged by what the other chose."""
+    halves = [{choice: each[start::2] for choice, each in marks.items()} for start in (0, 1)]
+    judged = [half[most_right(other)] for half, other in zip(halves, reversed(halves), strict=True)]
+    return fmean(mark for half in judged for mark in half)

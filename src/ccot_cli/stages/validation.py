@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ccot_cli.config import Settings
@@ -52,11 +53,20 @@ def accuracy_of(
     reasoner: Reasoner, problems: Rows[Problem], batch_size: int, progress: Progress
 ) -> tuple[float, float]:
     """Accuracy of a method, and its mean number of tokens before the answer."""
-    num_correct = num_tokens = 0
+    marks, mean_tokens = marks_of(reasoner, problems, batch_size, progress)
+    return fmean(marks), mean_tokens
+
+
+def marks_of(
+    reasoner: Reasoner, problems: Rows[Problem], batch_size: int, progress: Progress
+) -> tuple[list[bool], float]:
+    """Which problems a method has right, and its mean number of tokens before the answer."""
+    marks: list[bool] = []
+    num_tokens = 0
     for batch, replies, _ in ask(reasoner, problems, batch_size, "validation", progress):
-        num_correct += sum(map(is_right, batch, replies))
+        marks += map(is_right, batch, replies)
         num_tokens += sum(reply.num_contemplation for reply in replies)
-    return num_correct / len(problems), num_tokens / len(problems)
+    return marks, num_tokens / len(problems)
 
 
 def ask(
