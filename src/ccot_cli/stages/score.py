@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -77,8 +78,8 @@ def run(
     num_train = source.manifest.summary["num_train"]
     check_space(workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio")
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        alike = [workspace.matching(STAGE, other, config, inputs) for other in workspace.finished(STAGE)]
-        fitted = [build.folder, *(artifact.folder for artifact in alike if artifact)]
+        alike = (workspace.matching(STAGE, other, config, inputs) for other in workspace.finished(STAGE))
+        fitted = chain([build.folder], (artifact.folder for artifact in alike if artifact))
         selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)
         selector.save(build.folder)
         kept = all_positions(selector, source, problems)

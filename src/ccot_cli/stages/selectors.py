@@ -1,6 +1,6 @@
 """Fit the selector of the settings, and apply it to every problem of a workspace."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Iterable
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +25,7 @@ def fit_selector(
     settings: Settings,
     progress: Progress,
     *,
-    fitted: Rows[Path] = (),
+    fitted: Iterable[Path] = (),
 ) -> Selector:
     """The selector that the settings name.
 
@@ -57,7 +57,7 @@ def all_positions(selector: Selector, source: Artifact, problems: list[EncodedPr
     return [kept[number] for number in range(len(problems))]
 
 
-def _known_scorer(theta: Theta, fitted: Rows[Path]) -> Scorer | None:
+def _known_scorer(theta: Theta, fitted: Iterable[Path]) -> Scorer | None:
     for folder in fitted:
         with suppress(CorruptError):
             return Selector.load(theta, folder).scorer
@@ -88,5 +88,5 @@ def _train_scorer(
         for loss in training.steps():
             advance(1, loss=f"{loss:.4f}")
     adapters.train_only(())
-    adapters.use(None)
+    adapters.use(None)  # θ is run once more where its states were not all kept
     return scorer.eval()
