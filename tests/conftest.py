@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -105,6 +106,35 @@ def shaken(theta: Theta, *adapter_names: str) -> Adapters:
         if "lora_B" in name and any(f".{adapter}." in name for adapter in adapter_names):
             parameter.data.normal_(0, 0.2, generator=generator)
     return adapters
+
+
+class Resting:
+    """A model whose decoder layers rest in one place and come to another, on the same CPU, and who was there when."""
+
+    def __init__(self, theta: Theta) -> None:
+        theta.blocks.to(torch.device("cpu"), layers_rest=True)
+        self._layers = theta.blocks.layers
+        self._home = [self._places(number) for number in range(len(self._layers))]
+        self.most_away = 0
+        for layer in self._layers:
+            layer.register_forward_pre_hook(lambda *_: self._look())
+            layer.register_forward_hook(self._await_gradient)
+
+    def _places(self, number: int) -> list[int]:
+        return [each.data_ptr() for name, each in self._layers[number].named_parameters() if "lora_" not in name]
+
+    @property
+    def num_away(self) -> int:
+        return sum(self._places(number) != home for number, home in enumerate(self._home))
+
+    def _look(self) -> None:
+        self.most_away = max(self.most_away, self.num_away)
+        assert self.num_away, "a layer computes where it rests"
+
+    def _await_gradient(self, _module: nn.Module, _inputs: object, output: torch.Tensor | tuple[torch.Tensor]) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        if states.requires_grad:
+            states.register_hook(lambda _: self._look())
 
 
 def encoded_problems(theta: Theta, count: int) -> list[EncodedProblem]:

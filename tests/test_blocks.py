@@ -1,5 +1,6 @@
 import pytest
 import torch
+from conftest import MakeTheta, Resting
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -96,6 +97,61 @@ def test_logits_equal_the_models_own_with_its_cache(theta: Theta) -> None:
     theta.blocks.run_ids(torch.tensor([QUERIES[0][:4]]), torch.ones(1, 4).bool(), sequence)
     found = theta.blocks.run_ids(torch.tensor([QUERIES[0][4:]]), torch.ones(1, 2).bool(), sequence)
     torch.testing.assert_close(theta.blocks.logits(found), expected)
+
+
+def test_layers_that_rest_come_one_at_a_time_and_compute_the_same(make_theta: MakeTheta, theta: Theta) -> None:
+    ids = torch.tensor([QUERIES[0]])
+    other = make_theta(theta.name)
+    resting = Resting(other)
+    expected, found = (
+        run_from_zero(each, ids, torch.ones_like(ids).bool(), each.num_layers) for each in (theta, other)
+    )
+    assert torch.equal(found, expected)
+    assert torch.equal(other.model(input_ids=ids).logits, theta.model(input_ids=ids).logits)
+    other.blocks.verify()
+    assert (resting.most_away, resting.num_away) == (1, 0)
+
+
+def test_a_layer_that_fails_goes_home_and_one_that_is_held_stays(llama: Theta) -> None:
+    resting, sequence = Resting(llama), Sequence.empty(1, llama.device)
+    sequence.extend(torch.ones(1, 3).bool())
+    with pytest.raises(RuntimeError):
+        llama.blocks.run(torch.ones(1, 3, 5), 0, 1, sequence)
+    assert resting.num_away == 0
+    with llama.blocks.holding(1):
+        assert resting.num_away == 1
+        llama.blocks.run(torch.ones(1, 3, 32), 1, 2, sequence)
+        assert resting.num_away == 1
+    assert resting.num_away == 0
+
+
+def test_a_layer_for_which_there_is_no_room_stays_at_home(llama: Theta, monkeypatch: pytest.MonkeyPatch) -> None:
+    resting, moved = Resting(llama), torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+        if options.get("copy") and tensor.shape == (48, 32):  # some have come by then
+            raise torch.OutOfMemoryError
+        return moved(tensor, *args, **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    ids = torch.tensor([QUERIES[0]])
+    with pytest.raises(torch.OutOfMemoryError):
+        llama.model(input_ids=ids)
+    with pytest.raises(torch.OutOfMemoryError), llama.blocks.holding(0):
+        pass
+    monkeypatch.undo()
+    assert resting.num_away == 0
+    llama.blocks.verify()
+
+
+def test_what_is_not_in_a_layer_moves_at_once(theta: Theta) -> None:
+    theta.blocks.to(torch.device("meta"), layers_rest=True)
+    where = {name: tensor.device.type for name, tensor in theta.model.state_dict().items()}
+    assert {name for name, place in where.items() if place == "cpu"} == {
+        name for name in where if any(f".{each}." in name for each in ("layers", "h"))
+    }
+    assert theta.device.type == "meta"
+    assert theta.blocks.rotary is None or theta.blocks.rotary.inv_freq.device.type == "meta"
 
 
 def test_a_family_that_works_otherwise_is_refused(llama: Theta) -> None:

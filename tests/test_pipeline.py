@@ -326,6 +326,51 @@ def test_layers_whose_states_rest_in_files_learn_the_same(make_run: MakeRun, mon
     assert one == other
 
 
+def test_layers_that_rest_learn_the_same_one_at_a_time(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ccot_cli.models.adapters.MOST_MERGED_BYTES", 0)  # a layer that rests is never merged
+    monkeypatch.setattr(theta, "_has_memory_of_its_own", lambda device: True)
+    rested: list[bool] = []
+    loaded = theta.load_theta
+
+    def load(config: ModelConfig) -> Theta:
+        found = loaded(config)
+        rested.append(found.blocks.layers_rest)
+        return found
+
+    for stage in (precompute, score):
+        monkeypatch.setattr(stage, "load_theta", load)
+    changes = {"train_phi.schedule": "layerwise"}
+    whole, resting = make_run("whole", **changes), make_run("resting", **changes, **{"model.offload": True})
+    for run in (whole, resting):
+        run.precompute()
+        run.score()
+        run.train_phi()
+    assert rested == [False] * 3 + [True] * 3
+    for stage, key in (("precompute", None), ("score", "r0.10"), ("train-phi", "r0.10")):
+        one, other = (run.workspace.require(stage, key) for run in (whole, resting))
+        assert one.manifest.files == other.manifest.files
+        assert one.fingerprint == other.fingerprint, "where layers rest is no part of the result"
+    whole.train_psi()
+    answered = []
+    for run in (whole, Run(whole.workspace, resting.settings)):
+        asker = Asker(run.workspace, run.settings, RATIO)
+        answered.append(asker.answer(["Mia has 3 pens and buys 4 more. How many pens does she have?"])[0])
+    assert answered[0].text == answered[1].text
+    joint = Run(resting.workspace, override(resting.settings, {"train_phi.schedule": "joint"}))
+    learned = Run(resting.workspace, override(resting.settings, {"score.selector": "learned"}))
+    refused: list[Callable[[], object]] = [
+        learned.score,
+        joint.train_phi,
+        resting.train_psi,
+        lambda: resting.train_baseline("direct"),
+        lambda: gold_ceiling(resting.workspace, resting.settings, RATIO, progress=Progress()),
+    ]
+    for train in refused:
+        with pytest.raises(UsageError, match="all of θ's layers"):
+            train()
+    assert not any((resting.workspace.root / stage).exists() for stage in ("train-psi", "train-baseline"))
+
+
 def test_queries_that_are_too_large_to_keep_are_run_anew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, fresh = make_run("kept"), make_run("fresh")
     for run in (kept, fresh):

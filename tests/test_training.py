@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeTheta, encoded_problems, shaken
+from conftest import MakeTheta, Resting, encoded_problems, shaken
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -158,6 +158,21 @@ def test_streamed_layer_by_layer_training_equals_the_whole_model_version(make_th
     expected = adapters.state(PHI)
     for name, tensor in streamed.state(PHI).items():
         torch.testing.assert_close(tensor, expected[name], atol=2e-4, rtol=2e-3)
+
+
+def test_streamed_training_needs_one_layer_on_the_device(
+    make_theta: MakeTheta, theta: Theta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ccot_cli.models.adapters.MOST_MERGED_BYTES", 0)  # a layer that rests is never merged
+    examples, other = phi_examples(theta, 11), make_theta(theta.name)
+    resting = Resting(other)
+    expected, expected_losses = train(theta, examples)
+    found, losses = train(other, examples)
+    assert losses == expected_losses
+    assert (resting.most_away, resting.num_away) == (1, 0)
+    # φ's matrices have come home with what they learned, θ's as they were.
+    one, two = expected.theta.model.state_dict(), found.theta.model.state_dict()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
 
 
 def test_training_a_layer_changes_that_layers_phi_alone(make_theta: MakeTheta, llama: Theta) -> None:

@@ -115,6 +115,8 @@ class ModelConfig(Section):
     """`auto`: float32 on a CPU; on a GPU the checkpoint's own, but bfloat16 for float16."""
     device: str = "auto"
     """`auto`: a CUDA GPU where there is one, else the CPU."""
+    offload: bool = False
+    """Decoder layers rest in main memory and come to a GPU one at a time: for a θ larger than it."""
     prompt: Annotated[str, AfterValidator(check_prompt)] = "{question}\n"
     """What stands around the question."""
     answer_marker: str = Field(default="\n####", min_length=1)
@@ -316,7 +318,7 @@ _SECTIONS = {
     "eval": ("eval", "decoding"),
 }
 _WITHOUT_EFFECT = {
-    "model": {"device"},
+    "model": {"device", "offload"},
     "data": {"test_source", "test_split"},
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
     "score": {"ceiling_steps"},

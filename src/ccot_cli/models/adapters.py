@@ -37,7 +37,7 @@ _LAYER_NUMBER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 def have_room_to_merge(theta: Theta) -> bool:
     """Whether merged copies under φ and under ψ fit beside θ, for answering: in half precision they round anew."""
-    return fits(2 * theta.num_bytes, theta.device)
+    return not theta.blocks.layers_rest and fits(2 * theta.num_bytes, theta.device)
 
 
 class Adapters:
@@ -47,12 +47,12 @@ class Adapters:
         """Attach nothing yet.
 
         Args:
-            merges: Whether to compute with merged copies; by default where θ is small and in float32, which loses
-                nothing by merging.
+            merges: Whether to compute with merged copies; by default where θ is small, on the device and in
+                float32, which loses nothing by merging.
         """
         self.theta = theta
         is_small = theta.dtype == torch.float32 and theta.num_bytes <= MOST_MERGED_BYTES
-        self.merges = is_small if merges is None else merges
+        self.merges = is_small and not theta.blocks.layers_rest if merges is None else merges
         self._peft: PeftModel | None = None
         self._layers: list[LoraLinear] = []
         self._merged: dict[tuple[str, LoraLinear], _Merged] = {}

@@ -9,7 +9,7 @@ Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from transformers import Cache, PreTrainedModel
 from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.models.cache import GrowingLayer, empty_cache
 from ccot_cli.models.memory import is_out_of_memory
+from ccot_cli.models.visits import Visit
 from ccot_cli.tensors.masks import causal_mask, positions
 
 _LAYERS = ("layers", "h", "blocks")
@@ -129,6 +130,38 @@ class Blocks:
         self.position_table = _first(body, _POSITION_TABLES) if isinstance(body, nn.Module) else None
         self.embedding: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
+        self._visits: list[Visit] = []
+
+    def to(self, device: torch.device, *, layers_rest: bool = False) -> None:
+        """Move the model.
+
+        Args:
+            layers_rest: Leave the decoder layers where they are, from where they come to the device one at a time.
+        """
+        if not layers_rest:
+            self.model.to(device)  # type: ignore[arg-type]
+            return
+        resting = set(self.layers.modules())
+        for module in self.model.modules():
+            if module not in resting:
+                module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
+        self._visits = [Visit(layer, device) for layer in self.layers]
+
+    @property
+    def layers_rest(self) -> bool:
+        """Whether decoder layers are on the device only while they compute."""
+        return bool(self._visits)
+
+    def holding(self, layer: int) -> AbstractContextManager[None]:
+        """Keep a decoder layer (counted from 0) on the device meanwhile, so that it can be trained."""
+        return self._visits[layer] if self._visits else nullcontext()
+
+    @property
+    def device(self) -> torch.device:
+        """Where states are computed."""
+        weight = self.embedding.weight
+        assert isinstance(weight, Tensor)
+        return weight.device
 
     @property
     def num_layers(self) -> int:
@@ -294,7 +327,7 @@ class Blocks:
             CorruptError: where the model's own numbers are not finite.
         """
         name = type(self.model).__name__
-        ids_N = torch.arange(3, 11, device=self.model.device) % self.model.config.vocab_size
+        ids_N = torch.arange(3, 11, device=self.device) % self.model.config.vocab_size
         expected_BTV = torch.cat([self.model(input_ids=ids_N[None, skipped:]).logits[:, -3:] for skipped in (0, 2)])
         if not expected_BTV.isfinite().all():
             raise CorruptError(f"{name} answers with numbers that are not finite", fix="fetch its weights again")

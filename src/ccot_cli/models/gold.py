@@ -1,7 +1,7 @@
 """Gold hidden states: θ over whole solutions (paper, section 4.1).
 
-Dimensions: B batch, T tokens of a solution, I hidden-state indices that are kept, D width. A problem's gold states
-stand for its last query token (z_0's place) and its m chain tokens: 1 + m rows.
+Dimensions: B batch, T tokens of a solution, M of them that are kept, I hidden-state indices that are, D width. A
+problem's gold states stand for its last query token (z_0's place) and its m chain tokens: 1 + m rows.
 """
 
 from collections.abc import Iterator, Set
@@ -93,12 +93,13 @@ def _run(theta: Theta, problems: Rows[EncodedProblem], *, indices: Rows[int], dt
     wanted_BT = torch.zeros_like(mask_BT)
     for row, (each, count) in enumerate(zip(problems, counts, strict=True)):
         wanted_BT[row, len(each.query) - 1 :][:count] = True
+    places_M = wanted_BT.flatten().nonzero()[:, 0]
     hidden_BTD = theta.blocks.enter(theta.blocks.embedding(ids_BT), sequence)
-    kept: list[Tensor] = []
+    kept_MID = torch.empty(len(places_M), len(indices), hidden_BTD.shape[2], dtype=dtype, device=theta.device)
     for index in range(theta.num_layers + 1):
         if index:
             hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
             sequence.cache = empty_cache()  # all tokens were run at once
         if index in indices:
-            kept.append(hidden_BTD[wanted_BT].to(dtype))
-    return list(torch.split(torch.stack(kept, dim=1).cpu(), counts))
+            kept_MID[:, indices.index(index)] = hidden_BTD.flatten(0, 1)[places_M]
+    return list(torch.split(kept_MID.cpu(), counts))

@@ -3,7 +3,8 @@
 Layer i reads three things only: the query's keys and values under θ, φ's own states at index i-1, and the gold states
 at index i. All of them are kept for the whole data set, so that one layer is at work at a time and the total cost is
 L layer passes per epoch instead of L². The adapters are those of running the first i layers anew at every step. What is
-kept rests on the device, or in files, from which a batch is fetched while the one before it is in use.
+kept rests on the device, or in files, from which a batch is fetched while the one before it is in use. The layers
+themselves may rest in main memory: only the one that is trained has to be on the device.
 
 Dimensions: B batch, N query, K contemplation tokens, S query and contemplation tokens, I all
 indices 0..L, D width, H heads, C channels of a head.
@@ -228,25 +229,29 @@ def train_layerwise(
     )
     every = [*train_batches, *validation_batches]
     for index in range(1, theta.num_layers + 1):
-        adapters.use(None)
-        with torch.no_grad():
-            for batch in every:
-                batch.run_query(index)
-        if index > num_trained:
-            parameters = adapters.parameters(PHI, layers=range(index - 1, index))
-            steps = Optimiser(
-                parameters,
-                learning_rate=learning_rate,
-                num_steps=epochs * len(train_batches),
-                kind=optimiser,
-                micro_batch_size=micro_batch_size,
-            )
-            yield _train_layer(adapters, train_batches, validation_batches, index, epochs, steps, seed, on_step)
-        adapters.train_only(())
-        with torch.no_grad():
-            adapters.use(PHI)
-            for batch in every:
-                batch.advance(index)
+        report = None
+        with theta.blocks.holding(index - 1):
+            adapters.use(None)
+            with torch.no_grad():
+                for batch in every:
+                    batch.run_query(index)
+            if index > num_trained:
+                parameters = adapters.parameters(PHI, layers=range(index - 1, index))
+                steps = Optimiser(
+                    parameters,
+                    learning_rate=learning_rate,
+                    num_steps=epochs * len(train_batches),
+                    kind=optimiser,
+                    micro_batch_size=micro_batch_size,
+                )
+                report = _train_layer(adapters, train_batches, validation_batches, index, epochs, steps, seed, on_step)
+                adapters.train_only(())
+            with torch.no_grad():
+                adapters.use(PHI)
+                for batch in every if index < theta.num_layers else ():
+                    batch.advance(index)
+        if report is not None:
+            yield report
 
 
 def _train_layer(

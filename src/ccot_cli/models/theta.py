@@ -53,7 +53,7 @@ class Theta:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return self.blocks.device
 
     @property
     def device_name(self) -> str:
@@ -91,6 +91,18 @@ class Theta:
     def eos_id(self) -> int:
         eos: int = self.encoder.tokenizer.eos_token_id
         return eos
+
+    def require_whole(self, doing: str, *, instead: str = "") -> None:
+        """For work whose gradients pass several layers at once.
+
+        Raises:
+            UsageError: where the layers come to the device one at a time.
+        """
+        if self.blocks.layers_rest:
+            raise UsageError(
+                f"{doing} needs all of θ's layers on {self.device}, but model.offload leaves them in main memory",
+                fix=f"{instead}set model.offload to false in ccot.yaml, with a device that holds θ",
+            )
 
     def fingerprint(self) -> str:
         """Tells this model, tokenizer and template from others: hash of shapes, samples of weights, settings that no
@@ -155,20 +167,24 @@ def load_theta(config: ModelConfig) -> Theta:
             model = load(dtype=torch.bfloat16)
     except (OSError, ValueError) as error:
         raise _explain(config.name, error) from error
+    blocks = Blocks(model.requires_grad_(False).eval())
     try:
-        model.requires_grad_(False).eval().to(device)
+        blocks.to(device, layers_rest=config.offload and _has_memory_of_its_own(device))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         raise ResourceError(
             f"{config.name} needs {needed / 1e9:,.1f} GB, more than is free on {device}",
-            fix="--device cpu, or model.dtype: bfloat16 in ccot.yaml",
+            fix="--device cpu, or model.dtype: bfloat16 or model.offload: true in ccot.yaml",
         ) from None
-    blocks = Blocks(model)
     blocks.verify()
     encoder = Encoder(tokenizer, Template(config.prompt, config.answer_marker))
     return Theta(name=config.name, model=model, encoder=encoder, blocks=blocks)
+
+
+def _has_memory_of_its_own(device: torch.device) -> bool:
+    return device.type != "cpu"
 
 
 def _explain(name: str, error: Exception) -> CcotError:

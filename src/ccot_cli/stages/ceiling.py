@@ -40,6 +40,7 @@ def gold_ceiling(workspace: Workspace, settings: Settings, ratio: Decimal, *, pr
     source = workspace.require(precompute.STAGE)
     selected = workspace.require(score.STAGE, ratio_name(ratio))
     theta, chosen = score.load_matching_theta(settings, source), settings.train_psi
+    theta.require_whole("the gold ceiling")
     adapters = Adapters(theta)
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=settings.score.seed)
     stored = precompute.read_problems(source)

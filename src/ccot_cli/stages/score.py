@@ -122,7 +122,7 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
     made, name = source.manifest.config["model"], settings.model.name
     if has_moved(made["name"], name) and Path(name).exists() and not Path(made["name"]).exists():
         made = {**made, "name": name}
-    theta = load_theta(ModelConfig(**made, device=settings.model.device))
+    theta = load_theta(ModelConfig(**made, device=settings.model.device, offload=settings.model.offload))
     if theta.fingerprint() != source.manifest.inputs["model"]:
         raise CorruptError(
             f"{theta.name} has changed since {source.folder} was made from it",

@@ -67,6 +67,7 @@ def _known_scorer(theta: Theta, fitted: Iterable[Path]) -> Scorer | None:
 def _train_scorer(
     theta: Theta, train: list[EncodedProblem], layer: int, settings: Settings, progress: Progress
 ) -> Scorer:
+    theta.require_whole("training the scorer", instead="--selector predictive, or ")
     chosen, decoder = settings.score, settings.train_psi
     adapters = Adapters(theta)
     adapters.add(PSI, rank=decoder.lora_rank, alpha=decoder.lora_alpha, seed=chosen.seed)

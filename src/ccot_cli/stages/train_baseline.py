@@ -11,6 +11,7 @@ from ccot_cli.models.baselines.base import Course
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.reasoner import Method
 from ccot_cli.models.selectors import Selector
+from ccot_cli.models.theta import Theta
 from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
@@ -82,13 +83,17 @@ def run(
     if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
         result = TrainBaselineResult(**{**ready.manifest.summary, "was_ready": True})
         return replace(result, **changed_figures(result.decoding, settings, source, ready, progress))
+    workspace.refuse_while_busy()
+    theta = score.load_matching_theta(settings, source)
+    theta.require_whole(f"training {method}")
     with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        result = _train(settings, method, ratio, source, scored, build, progress)
+        result = _train(theta, settings, method, ratio, source, scored, build, progress)
         build.summary.update(asdict(result))
     return result
 
 
 def _train(
+    theta: Theta,
     settings: Settings,
     name: str,
     ratio: Decimal,
@@ -97,8 +102,7 @@ def _train(
     build: Build,
     progress: Progress,
 ) -> TrainBaselineResult:
-    theta, chosen = score.load_matching_theta(settings, source), settings.train_psi
-    adapters = Adapters(theta)
+    chosen, adapters = settings.train_psi, Adapters(theta)
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
     stored = precompute.read_problems(source)
     baseline = BASELINES[name]()

@@ -88,6 +88,8 @@ def run(
         )
     if chosen.taught_epochs + chosen.epochs == 0 or (chosen.schedule == "layerwise" and not chosen.epochs):
         raise UsageError("φ is asked to train for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
+    if chosen.schedule == "joint":
+        theta.require_whole("training φ jointly", instead="--schedule layerwise, or ")
     adapters = Adapters(theta)
     if start is None:
         adapters.add(PHI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)

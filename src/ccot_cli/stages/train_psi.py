@@ -117,6 +117,7 @@ class _Job:
     progress: Progress
 
     def __post_init__(self) -> None:
+        self.theta.require_whole("training ψ")
         chosen = self.settings.train_psi
         self.adapters = Adapters(self.theta)
         self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
