@@ -272,15 +272,15 @@ def test_training_that_diverges_at_its_end_is_exit_7_and_leaves_what_was_there(
 
 def test_a_line_that_comes_alone_is_answered_alone() -> None:
     class Arriving(io.BytesIO):
-        pieces = iter([b"one\n", b"two\nthr", b"ee\n\n", b"\n".join([b"x"] * 70), b""])
+        pieces = iter([b"one\n", b"two\nthr", b"ee\n\n", b"\n".join([b"x"] * 200), b""])
 
         def read1(self, size: int | None = -1) -> bytes:
             return next(self.pieces)
 
     batches = list(ask_command._as_they_come(Arriving()))
     assert batches[:3] == [[(1, b"one")], [(2, b"two")], [(3, b"three")]]
-    assert batches[-1] == [(74, b"x")]
-    assert [len(batch) for batch in batches[3:]] == [32, 32, 5, 1]
+    assert batches[-1] == [(204, b"x")]
+    assert [len(batch) for batch in batches[3:]] == [128, 71, 1]
 
 
 @pytest.mark.parametrize("arguments", [[""], ["   "], [QUESTION, "--input", "x"], ["--input", "nowhere.jsonl"]])

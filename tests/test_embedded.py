@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from ccot_cli.models import adapters
 from ccot_cli.models.baselines.prompting import prompted
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.end import End
-from ccot_cli.models.reasoner import ChainReasoner
+from ccot_cli.models.reasoner import ChainReasoner, Reply, Seconds
 from ccot_cli.models.theta import EMBEDDED_FOLDER
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
@@ -92,6 +93,24 @@ def test_the_first_answer_merges_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     asker = Asker(None, Settings(), Decimal("0.1"))
     monkeypatch.setattr(adapters, "_merge", lambda *args: pytest.fail("merged while an answer is waited for"))
     assert asker.answer([QUESTION])[0].answer == "38"
+
+
+def test_questions_of_like_length_are_answered_together_and_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    asker = Asker(None, Settings(), Decimal("0.1"))
+    questions = [problem.question for problem in load_test(Settings().data, limit=70, seed=7)]
+    batches: list[list[int]] = []
+    reply = type(asker.reasoner).reply
+
+    def replied(self: CcotReasoner, asked: list[str]) -> tuple[list[Reply], Seconds]:
+        batches.append(sorted(map(len, asked)))
+        return reply(self, asked)
+
+    monkeypatch.setattr(type(asker.reasoner), "reply", replied)
+    found = [result.answer for result in asker.answer(questions)]
+    assert [len(batch) for batch in batches] == [32, 32, 6]
+    assert all(one[-1] <= other[0] for one, other in pairwise(batches))
+    assert sorted(map(len, questions)) != [len(question) for question in questions]
+    assert found == [asker.answer([question])[0].answer for question in questions]
 
 
 def test_what_a_cap_ended_is_marked(methods: Methods) -> None:

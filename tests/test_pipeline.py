@@ -4,15 +4,16 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from accelerator import pretended
 from conftest import GSM8K, MakeTheta, save_tiny
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -29,6 +30,7 @@ from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.end import BEYOND, End, fit_end
+from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.looks import Forecast
 from ccot_cli.models.memory import fits, is_out_of_memory
 from ccot_cli.models.phi import contemplate
@@ -1326,3 +1328,70 @@ def test_on_a_gpu_float16_becomes_bfloat16(make_run: MakeRun, monkeypatch: pytes
         loaded = load_theta(run.settings.model.model_copy(update={"device": "meta", "dtype": asked}))
         assert loaded.dtype == found
         assert loaded.blocks.rotary.inv_freq.dtype == torch.float32
+
+
+# On another device
+
+FEW = {
+    "data.limit": 8,
+    "data.validation_limit": 3,
+    "eval.limit": 2,
+    "train_phi.batch_size": 4,
+    "score.scorer_steps": 3,
+    "score.ceiling_steps": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"train_psi.unfreeze": "above"}),
+        ("gpt2", {"train_psi.unfreeze": "all", "train_phi.through_rollout": True, "train_phi.optimiser": "muon"}),
+        ("llama", {"score.selector": "learned", "train_phi.schedule": "layerwise", "train_psi.unfreeze": "none"}),
+        ("qwen3", {"score.selector": "learned", "score.scorer": "mlp", "train_psi.ends": "late"}),
+    ],
+)
+def test_every_stage_does_beside_the_cpu_what_it_does_on_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, family: str, changes: dict[str, object]
+) -> None:
+    losses = []
+    for name in ("here", "there"):
+        run = make_run(name, family, **FEW, **changes)
+        with nullcontext("cpu") if name == "here" else pretended(monkeypatch) as device:
+            there = Run(run.workspace, override(run.settings, {"model.device": device}))
+            there.precompute()
+            there.score()
+            losses.append([*there.train_phi().report["losses"], there.train_psi().train_loss])
+            result = evaluate.run(
+                there.workspace, there.settings, has_controls=True, names=("ccot",), progress=Progress()
+            )
+            assert len(result.rows) == 5
+        monkeypatch.undo()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    # What was made there answers here.
+    reply = Asker(run.workspace, run.settings, RATIO).answer(["Mia has 12 pens. How many pens does Mia have?"])[0]
+    assert reply.contemplation_tokens >= 1
+
+
+def test_every_other_method_works_beside_the_cpu(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended(monkeypatch) as device:
+        run = make_run("run", **FEW, **{"model.device": device, "model.dtype": "bfloat16", "train_psi.epochs": 3})
+        run.precompute()
+        run.score()
+        for name in BASELINES:
+            assert isfinite(run.train_baseline(cast(BaselineName, name)).train_loss)
+        result = evaluate.run(run.workspace, run.settings, names=(*BASELINES, "zero-shot"), progress=Progress())
+        assert len(result.rows) == len(BASELINES) + 1
+        assert gold_ceiling(run.workspace, run.settings, RATIO, progress=Progress()).num_steps
+
+
+def test_an_interrupted_training_goes_on_beside_the_cpu(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended(monkeypatch) as device:
+        run = make_run("run", **FEW, **{"model.device": device, "train_phi.checkpoint_steps": 1})
+        run.precompute()
+        run.score()
+        with pytest.raises(KeyboardInterrupt):
+            run.train_phi(Stopping("φ", 2))
+        rest = Told()
+        run.train_phi(rest)
+        assert min(left for label, left in rest.left.items() if label.startswith("φ")) == 2

@@ -6,18 +6,24 @@
 The same test problems for all, answered in turns; the time of loading is left out. Beside the times, how many tokens a
 batch's rows would have written had all been as long as the longest, over those that they wrote: what filling the places
 of finished rows could save at most.
+
+Last, questions in random order, as `ccot ask --input` gets them: batches as the lines come, over reading ahead for
+batches of like length.
 """
 
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from turns import Ratio, Round, ratio, report, take_turns
 
+from ccot_cli.cli.ask import READ_AHEAD
 from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.models.reasoner import Reasoner, Reply
+from ccot_cli.stages.ask import BATCH_SIZE, Asker
 from ccot_cli.stages.methods import find_methods
 
 
@@ -44,9 +50,24 @@ def padding(batches: list[list[Reply]], name: str) -> Ratio:
     return Ratio(f"tokens of padded batches / of their rows, {name}", overall, min(shares), max(shares))
 
 
+def reading_ahead(problems: list[Problem], repeats: int) -> tuple[list[Round], Ratio]:
+    """Time `ask` on questions in their random order."""
+    asker = Asker(None, Settings(), Decimal("0.1"))
+    questions = [problem.question for problem in problems]
+
+    def answer(at_once: int) -> None:
+        for start in range(0, len(questions), at_once):
+            asker.answer(questions[start : start + at_once])
+
+    one, other = "ask, as the lines come", "ask, reading ahead"
+    rounds = take_turns({one: lambda: answer(BATCH_SIZE), other: lambda: answer(READ_AHEAD)}, repeats=repeats)
+    return rounds, ratio(rounds, one, other)
+
+
 def main(
     batch_size: Annotated[list[int] | None, typer.Option(min=1, help="Questions at a time; repeat it.")] = None,
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 64,
+    lines: Annotated[int, typer.Option(min=1, help="Questions in random order.")] = 512,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
     output: Annotated[Path | None, typer.Option(help="Where to write JSON.")] = None,
 ) -> None:
@@ -65,7 +86,10 @@ def main(
         every += [ratio(found, chain, name) for name in works if name != chain]
         every += [padding(works[name].said, name) for name in works if name == chain or name.startswith("ccot")]
         rounds += found
-    report(every, rounds, output, problems=problems)
+    in_turns, gained = reading_ahead(load_test(settings.data, limit=lines, seed=0), repeats)
+    rounds += in_turns
+    every.append(gained)
+    report(every, rounds, output, problems=problems, lines=lines)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ccot_cli.stages.ask import Asker, AskResult
 
 STDIN = "-"
-BATCH_SIZE = 32
+READ_AHEAD = 128
+"""Lines from which batches of like length are made; more would keep the first answer waiting."""
 
 
 def ask(
@@ -202,4 +203,4 @@ def _as_they_come(stream: BinaryIO) -> Iterator[list[Line]]:
 
 def _some(lines: Iterable[Line]) -> Iterator[list[Line]]:
     filled = [line for line in lines if line[1].strip()]
-    return (filled[start : start + BATCH_SIZE] for start in range(0, len(filled), BATCH_SIZE))
+    return (filled[start : start + READ_AHEAD] for start in range(0, len(filled), READ_AHEAD))

@@ -11,6 +11,8 @@ from ccot_cli.models.reasoner import Reasoner, reply_in_parts
 from ccot_cli.stages.methods import CCOT, find_methods
 from ccot_cli.workspace import Workspace
 
+BATCH_SIZE = 32
+
 
 @dataclass(frozen=True)
 class AskResult:
@@ -59,7 +61,15 @@ class Asker:
         return question
 
     def answer(self, questions: Sequence[str]) -> list[AskResult]:
-        """Answer a batch of checked questions."""
+        """Answer checked questions, those of like length together; the results are in their order."""
+        order = sorted(range(len(questions)), key=lambda number: len(questions[number]))
+        results: dict[int, AskResult] = {}
+        for start in range(0, len(order), BATCH_SIZE):
+            batch = order[start : start + BATCH_SIZE]
+            results.update(zip(batch, self._answer_batch([questions[number] for number in batch]), strict=True))
+        return [results[number] for number in range(len(questions))]
+
+    def _answer_batch(self, questions: Sequence[str]) -> list[AskResult]:
         started = time.perf_counter()
         replies, _ = reply_in_parts(self.reasoner, questions)
         seconds = (time.perf_counter() - started) / len(questions)
