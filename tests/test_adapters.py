@@ -179,12 +179,14 @@ def test_a_merged_copy_has_theta_s_precision(theta: Theta) -> None:
     torch.testing.assert_close(found[1], found[0], atol=0.1, rtol=0.1)
 
 
-@pytest.mark.parametrize("merges", [False, True])
-def test_a_model_that_is_let_go_leaves_memory_at_once(make_theta: MakeTheta, merges: bool) -> None:
+@pytest.mark.parametrize(("merges", "rests"), [(False, False), (True, False), (False, True)])
+def test_a_model_that_is_let_go_leaves_memory_at_once(make_theta: MakeTheta, merges: bool, rests: bool) -> None:
     theta = make_theta("llama")
+    theta.blocks.to(theta.device, layers_rest=rests)
     adapters = both(theta)
     adapters.merges = merges
     adapters.use(PHI)
+    theta.model(torch.tensor([[5, 6]]))
     weight = weakref.ref(next(iter(theta.blocks.layers[0].parameters())))
     gc.collect()
     gc.disable()

@@ -1345,10 +1345,18 @@ FEW = {
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("llama", {"train_psi.unfreeze": "above"}),
-        ("gpt2", {"train_psi.unfreeze": "all", "train_phi.through_rollout": True, "train_phi.optimiser": "muon"}),
         ("llama", {"score.selector": "learned", "train_phi.schedule": "layerwise", "train_psi.unfreeze": "none"}),
-        ("qwen3", {"score.selector": "learned", "score.scorer": "mlp", "train_psi.ends": "late"}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("llama", {"train_psi.unfreeze": "above"}),
+                (
+                    "gpt2",
+                    {"train_psi.unfreeze": "all", "train_phi.through_rollout": True, "train_phi.optimiser": "muon"},
+                ),
+                ("qwen3", {"score.selector": "learned", "score.scorer": "mlp", "train_psi.ends": "late"}),
+            )
+        ),
     ],
 )
 def test_every_stage_does_beside_the_cpu_what_it_does_on_it(
@@ -1373,6 +1381,7 @@ def test_every_stage_does_beside_the_cpu_what_it_does_on_it(
     assert reply.contemplation_tokens >= 1
 
 
+@pytest.mark.slow
 def test_every_other_method_works_beside_the_cpu(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretended(monkeypatch) as device:
         run = make_run("run", **FEW, **{"model.device": device, "model.dtype": "bfloat16", "train_psi.epochs": 3})

@@ -20,7 +20,7 @@ from transformers import Cache, PreTrainedModel
 from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.models.cache import GrowingLayer, empty_cache
 from ccot_cli.models.memory import is_out_of_memory
-from ccot_cli.models.visits import Visit
+from ccot_cli.models.visits import Visits
 from ccot_cli.tensors.masks import causal_mask, positions
 
 _LAYERS = ("layers", "h", "blocks")
@@ -130,7 +130,7 @@ class Blocks:
         self.position_table = _first(body, _POSITION_TABLES) if isinstance(body, nn.Module) else None
         self.embedding: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
-        self._visits: list[Visit] = []
+        self._visits: Visits | None = None
 
     def to(self, device: torch.device, *, layers_rest: bool = False) -> None:
         """Move the model.
@@ -145,16 +145,16 @@ class Blocks:
         for module in self.model.modules():
             if module not in resting:
                 module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
-        self._visits = [Visit(layer, device) for layer in self.layers]
+        self._visits = Visits(self.layers, device)
 
     @property
     def layers_rest(self) -> bool:
         """Whether decoder layers are on the device only while they compute."""
-        return bool(self._visits)
+        return self._visits is not None
 
     def holding(self, layer: int) -> AbstractContextManager[None]:
         """Keep a decoder layer (counted from 0) on the device meanwhile, so that it can be trained."""
-        return self._visits[layer] if self._visits else nullcontext()
+        return nullcontext() if self._visits is None else self._visits.holding(self.layers[layer])
 
     @property
     def device(self) -> torch.device:

@@ -1,52 +1,58 @@
 """Decoder layers that rest in main memory and come to the device one at a time, for a model that is larger than it."""
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
 
-class Visit:
-    """Brings one module to a device whenever it runs, and lets it go afterwards; as a context, for longer.
+class Visits:
+    """Brings modules to a device whenever they run, and lets them go afterwards.
 
-    Only within the context can a gradient pass the module: a backward pass needs the numbers of the forward one where
-    they were. What was trained meanwhile is taken home.
+    Args:
+        modules: What rests; from now on each comes and goes by itself.
+        device: Where they compute.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module, self._device = module, device
-        self._resting: list[tuple[Tensor, Tensor, int]] = []
-        self._num_entered = 0
-        module.register_forward_pre_hook(lambda *_: self._come())
-        module.register_forward_hook(lambda *_: self._go(), always_call=True)
+    def __init__(self, modules: Iterable[nn.Module], device: torch.device) -> None:
+        self._device = device
+        self._num_entered: Counter[nn.Module] = Counter()
+        self._resting: dict[nn.Module, list[tuple[Tensor, Tensor, int]]] = {}
+        for module in modules:
+            module.register_forward_pre_hook(lambda module, inputs: self._come(module))
+            module.register_forward_hook(lambda module, inputs, output: self._go(module), always_call=True)
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def holding(self, module: nn.Module) -> Iterator[None]:
+        """Keep a module on the device meanwhile, and take home what was trained there.
+
+        Only so can a gradient pass it: a backward pass needs the numbers of the forward one where they were.
+        """
         try:
-            self._come()
-        except BaseException:
-            self._go()
-            raise
+            self._come(module)
+            yield
+        finally:
+            self._go(module)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._go()
-
-    def _come(self) -> None:
-        self._num_entered += 1
-        if self._num_entered > 1:
+    def _come(self, module: nn.Module) -> None:
+        self._num_entered[module] += 1
+        if self._num_entered[module] > 1:
             return
-        for tensor in chain(self._module.parameters(), self._module.buffers()):
-            self._resting.append((tensor, tensor.data, tensor._version))
+        resting = self._resting[module] = []
+        for tensor in chain(module.parameters(), module.buffers()):
+            resting.append((tensor, tensor.data, tensor._version))
             tensor.data = tensor.data.to(self._device, copy=True)
 
-    def _go(self) -> None:
-        self._num_entered -= 1
-        if self._num_entered:
+    def _go(self, module: nn.Module) -> None:
+        self._num_entered[module] -= 1
+        if self._num_entered[module]:
             return
-        for tensor, resting, version in self._resting:
+        for tensor, home, version in self._resting.pop(module):
             if tensor._version != version:
-                resting.copy_(tensor.data)
-            tensor.data = resting
-        self._resting.clear()
+                home.copy_(tensor.data)
+            tensor.data = home
+        # A model in a circle would stay in memory when it is let go.
+        del self._num_entered[module]
