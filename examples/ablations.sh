@@ -27,9 +27,9 @@ seeds=(--seed 0 --seed 1 --seed 2)
 
 ccot precompute
 
-# Which tokens φ imitates, and how it learns to. `layerwise` is the paper's, and `even` as good there as its scorer.
-ccot sweep --ratio 0.1 --selector predictive --selector learned --selector even --schedule joint "${seeds[@]}"
-ccot sweep --ratio 0.1 --selector predictive --selector even --schedule layerwise "${seeds[@]}"
+# Which tokens φ imitates, and how it learns to; the paper's are `learned` and `layerwise`.
+selectors=(--selector predictive --selector even --selector learned)
+ccot sweep --ratio 0.1 "${selectors[@]}" --schedule joint --schedule layerwise "${seeds[@]}"
 
 # Layers of φ that learn with ψ; the paper's is `above`.
 ccot sweep --ratio 0.1 --unfreeze none --unfreeze above --unfreeze all "${seeds[@]}"
