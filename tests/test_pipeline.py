@@ -1370,10 +1370,6 @@ def test_every_stage_does_beside_the_cpu_what_it_does_on_it(
             there.precompute()
             there.score()
             losses.append([*there.train_phi().report["losses"], there.train_psi().train_loss])
-            result = evaluate.run(
-                there.workspace, there.settings, has_controls=True, names=("ccot",), progress=Progress()
-            )
-            assert len(result.rows) == 5
         monkeypatch.undo()
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
     # What was made there answers here.
@@ -1382,15 +1378,18 @@ def test_every_stage_does_beside_the_cpu_what_it_does_on_it(
 
 
 @pytest.mark.slow
-def test_every_other_method_works_beside_the_cpu(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_and_control_works_beside_the_cpu(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretended(monkeypatch) as device:
         run = make_run("run", **FEW, **{"model.device": device, "model.dtype": "bfloat16", "train_psi.epochs": 3})
         run.precompute()
         run.score()
+        run.train_phi()
+        run.train_psi()
         for name in BASELINES:
             assert isfinite(run.train_baseline(cast(BaselineName, name)).train_loss)
-        result = evaluate.run(run.workspace, run.settings, names=(*BASELINES, "zero-shot"), progress=Progress())
-        assert len(result.rows) == len(BASELINES) + 1
+        names = ("ccot", *BASELINES, "zero-shot")
+        result = evaluate.run(run.workspace, run.settings, names=names, has_controls=True, progress=Progress())
+        assert len(result.rows) == len(names) + 4
         assert gold_ceiling(run.workspace, run.settings, RATIO, progress=Progress()).num_steps
 
 
