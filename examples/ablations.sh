@@ -4,7 +4,8 @@
 #     examples/ablations.sh             # in build/ablation
 #     examples/ablations.sh FOLDER
 #
-# Problems of two and three steps and few passes keep a cell at six minutes of one core; every cell has three seeds.
+# Problems of two and three steps and few passes keep a cell at six minutes of one core, fifteen where a scorer is
+# trained; every cell has three seeds.
 set -euo pipefail
 
 run=${1:-build/ablation}

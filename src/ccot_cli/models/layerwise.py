@@ -229,7 +229,6 @@ def train_layerwise(
     )
     every = [*train_batches, *validation_batches]
     for index in range(1, theta.num_layers + 1):
-        report = None
         with theta.blocks.holding(index - 1):
             adapters.use(None)
             with torch.no_grad():
@@ -244,14 +243,13 @@ def train_layerwise(
                     kind=optimiser,
                     micro_batch_size=micro_batch_size,
                 )
-                report = _train_layer(adapters, train_batches, validation_batches, index, epochs, steps, seed, on_step)
-                adapters.train_only(())
-            with torch.no_grad():
+                yield _train_layer(adapters, train_batches, validation_batches, index, epochs, steps, seed, on_step)
+            adapters.train_only(())
+            if index < theta.num_layers:
                 adapters.use(PHI)
-                for batch in every if index < theta.num_layers else ():
-                    batch.advance(index)
-        if report is not None:
-            yield report
+                with torch.no_grad():
+                    for batch in every:
+                        batch.advance(index)
 
 
 def _train_layer(
