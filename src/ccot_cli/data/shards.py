@@ -12,7 +12,7 @@ Dimensions: J rows of a problem, I hidden-state indices, D width.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -43,19 +43,25 @@ class Record:
 
 @dataclass
 class ShardWriter:
-    """Collects records and writes a shard whenever they reach `max_bytes`, while its caller goes on.
+    """Collects records and writes a shard before they exceed `max_bytes`, while its caller goes on.
 
     `on_written` is called with each shard's path, beside its caller too.
 
     A context: on leaving, the last records are written, or forgotten where an exception leads out. One shard is written
-    at a time, so two shards' worth of records are held at most.
+    at a time, from one of two places in memory that are used in turn: memory that a process asks for anew is slow to
+    come.
     """
 
     folder: Path
     max_bytes: int
     on_written: Callable[[Path], None] = lambda path: None
+    _filled: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Rows for the states that come next, the first of which are taken."""
+    _spare: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Those that are being written, or can be filled again."""
+    _num_rows: int = 0
     _pending: list[Record] = field(default_factory=list)
-    _bytes: int = 0
+    """The records of the rows that are taken."""
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
     _under_way: Future[None] | None = None
 
@@ -71,10 +77,21 @@ class ShardWriter:
                 self._wait()
 
     def add(self, record: Record) -> None:
-        self._pending.append(record)
-        self._bytes += record.states_JID.nbytes
-        if self._bytes >= self.max_bytes:
+        """Take a copy of a record's states."""
+        num_new = len(record.states_JID)
+        if self._num_rows + num_new > len(self._filled):
             self._flush()
+            self._make_room(record.states_JID)
+        states_JID = self._filled[self._num_rows : self._num_rows + num_new]
+        states_JID.copy_(record.states_JID)
+        self._num_rows += num_new
+        self._pending.append(replace(record, states_JID=states_JID))
+
+    def _make_room(self, states_JID: Tensor) -> None:
+        """For a shard of records like this one, or for it alone where it is larger."""
+        num_rows = max(len(states_JID), self.max_bytes // states_JID[0].nbytes)
+        if len(self._filled) != num_rows:
+            self._filled = states_JID.new_empty(num_rows, *states_JID.shape[1:])
 
     def _wait(self) -> None:
         """For the shard that is being written; what went wrong there is raised here."""
@@ -85,13 +102,14 @@ class ShardWriter:
         """Have what is pending written, if anything is."""
         self._wait()
         if self._pending:
-            self._under_way = self._thread.submit(self._write, self._pending)
-        self._pending, self._bytes = [], 0
+            self._under_way = self._thread.submit(self._write, self._pending, self._filled[: self._num_rows])
+            self._filled, self._spare = self._spare, self._filled
+        self._pending, self._num_rows = [], 0
 
-    def _write(self, records: list[Record]) -> None:
+    def _write(self, records: list[Record], states_RID: Tensor) -> None:
         counts = torch.tensor([0, *(len(record.states_JID) for record in records)])
         tensors = {
-            "states": torch.cat([record.states_JID for record in records]),
+            "states": states_RID,
             "token_ids": torch.cat([record.token_ids_J for record in records]).int(),
             "positions": torch.cat([record.positions_J for record in records]).int(),
             "numbers": torch.tensor([record.number for record in records]),

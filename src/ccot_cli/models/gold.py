@@ -101,5 +101,5 @@ def _run(theta: Theta, problems: Rows[EncodedProblem], *, indices: Rows[int], dt
             hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
             sequence.cache = empty_cache()  # all tokens were run at once
         if index in indices:
-            kept_MID[:, indices.index(index)] = hidden_BTD.flatten(0, 1)[places_M]
+            kept_MID[:, indices.index(index)] = hidden_BTD.flatten(0, 1).index_select(0, places_M)
     return list(torch.split(kept_MID.cpu(), counts))

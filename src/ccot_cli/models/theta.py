@@ -20,7 +20,7 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 from ccot_cli.models.blocks import Blocks
-from ccot_cli.models.memory import is_out_of_memory
+from ccot_cli.models.memory import is_out_of_memory, keep_freed_memory
 from ccot_cli.names import EMBEDDED
 
 EMBEDDED_FOLDER = Path(__file__).parent.parent / "embedded"
@@ -148,6 +148,8 @@ def load_theta(config: ModelConfig) -> Theta:
         ResourceError: where files cannot be had, for want of a network for example.
     """
     device = resolve_device(config.device)
+    if not _has_memory_of_its_own(device):
+        keep_freed_memory()
     source: str | Path = EMBEDDED_FOLDER if config.name == EMBEDDED else config.name
     options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
     if isinstance(source, Path) or Path(source).exists():
