@@ -285,6 +285,11 @@ def test_a_lost_shard_is_made_again_as_it_was(make_run: MakeRun) -> None:
     assert {path.name: path.read_bytes() for path in shard_paths(folder)} == before
 
 
+def test_a_shard_may_be_allowed_more_than_any_memory(make_run: MakeRun) -> None:
+    run = make_run()
+    assert run.precompute(**{"precompute.shard_megabytes": 10**9}).num_shards == 1
+
+
 def test_the_papers_recipe_trains_layer_by_layer(make_run: MakeRun) -> None:
     run = make_run(**{"score.selector": "even", "train_phi.schedule": "layerwise", "train_psi.unfreeze": "above"})
     run.precompute()

@@ -48,8 +48,8 @@ class ShardWriter:
     `on_written` is called with each shard's path, beside its caller too.
 
     A context: on leaving, the last records are written, or forgotten where an exception leads out. One shard is written
-    at a time, from one of two places in memory that are used in turn: memory that a process asks for anew is slow to
-    come.
+    at a time, from one of two places in memory that are used in turn, as memory that is asked for anew is slow to come:
+    two shards' worth of states are held at most.
     """
 
     folder: Path

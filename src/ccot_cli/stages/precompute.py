@@ -108,8 +108,9 @@ def _write_states(
     states = gold_states(
         theta, encoded, indices=indices, batch_tokens=chosen.batch_tokens, dtype=STORED_DTYPE, skip=done
     )
+    shard_bytes = min(chosen.shard_megabytes * 10**6, plan.num_bytes)
     with (
-        ShardWriter(build.folder, chosen.shard_megabytes * 10**6, build.note) as writer,
+        ShardWriter(build.folder, shard_bytes, build.note) as writer,
         progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance,
     ):
         for number, states_JID in states:
