@@ -33,6 +33,12 @@ def _first(module: nn.Module, names: tuple[str, ...]) -> Any:
     return next((getattr(module, name) for name in names if hasattr(module, name)), None)
 
 
+def _window(config: Any, layer: int) -> int | None:
+    """The sliding window of a layer, None where it sees everything."""
+    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    return window if types is None or types[layer] == "sliding_attention" else None
+
+
 @dataclass
 class Sequence:
     """What has been run so far: keys and values of every layer, and which columns hold real tokens.
@@ -96,6 +102,25 @@ class Sequence:
         return kept.keys, kept.values
 
 
+@dataclass(frozen=True)
+class _Surroundings:
+    """What the newest T columns' layers are given beside states; the same for every layer."""
+
+    place_BT: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+    masks: dict[int | None, Tensor]
+    """By sliding window: B, 1, T, S."""
+
+    def at(self, column: int) -> "_Surroundings":
+        """Of one column, while those behind it are yet to come."""
+        end, behind = column + 1, column + 1 - self.place_BT.shape[1]
+        return _Surroundings(
+            self.place_BT[:, column:end],
+            self.rotary and (self.rotary[0][:, column:end], self.rotary[1][:, column:end]),
+            {window: mask[:, :, column:end, : behind or None] for window, mask in self.masks.items()},
+        )
+
+
 class _Filled(Exception):  # noqa: N818
     """A layer has left its keys and values."""
 
@@ -130,6 +155,7 @@ class Blocks:
         self.position_table = _first(body, _POSITION_TABLES) if isinstance(body, nn.Module) else None
         self.embedding: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
+        self._windows = [_window(model.config, layer) for layer in range(len(layers))]
         self._visits: Visits | None = None
 
     def to(self, device: torch.device, *, layers_rest: bool = False) -> None:
@@ -197,22 +223,15 @@ class Blocks:
             )
         return (most - used_B - reserved).clamp_min(1)
 
-    def _window(self, layer: int) -> int | None:
-        """The sliding window of a layer, None where it sees everything."""
-        types = getattr(self.model.config, "layer_types", None)
-        if types is not None:
-            return self.model.config.sliding_window if types[layer] == "sliding_attention" else None
-        return getattr(self.model.config, "sliding_window", None)
-
     def enter(self, embeds_BTD: Tensor, sequence: Sequence) -> Tensor:
         """Index 0 of the newest columns, from embeddings or from states that are fed back in their place.
 
         GPT-2 adds its position table here, to contemplation tokens too.
         """
-        if self.position_table is None:
-            return embeds_BTD
-        added: Tensor = self.position_table(positions(sequence.mask_BS, embeds_BTD.shape[1]))
-        return embeds_BTD + added
+        return self._enter(embeds_BTD, positions(sequence.mask_BS, embeds_BTD.shape[1]))
+
+    def _enter(self, embeds_BTD: Tensor, place_BT: Tensor) -> Tensor:
+        return embeds_BTD if self.position_table is None else embeds_BTD + self.position_table(place_BT)
 
     def run(self, hidden_BTD: Tensor, first: int, last: int, sequence: Sequence) -> Tensor:
         """Take the newest T columns from index `first` to index `last`, filling the cache on the way.
@@ -230,24 +249,31 @@ class Blocks:
 
     def run_each(self, hidden_BTD: Tensor, first: int, last: int, sequence: Sequence) -> list[Tensor]:
         """The same, returning the states at every index from `first` to `last`."""
-        num_new = hidden_BTD.shape[1]
-        masks: dict[int | None, Tensor] = {}
-        arguments = self._arguments(hidden_BTD, sequence)
-        states = [hidden_BTD]
+        around = self._around(sequence, hidden_BTD, range(first, last))
+        return self._run_each(hidden_BTD, first, last, sequence.cache, around)
+
+    def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, around: _Surroundings) -> list[Tensor]:
+        states, arguments = [hidden_BTD], self._arguments(around, cache)
         for index in range(first, last):
-            window = self._window(index)
-            if window not in masks:
-                masks[window] = sequence.attention(num_new, window, hidden_BTD.dtype)
-            output = self.layers[index](states[-1], attention_mask=masks[window], **arguments)
+            mask_B1TS = around.masks[self._windows[index]]
+            output = self.layers[index](states[-1], attention_mask=mask_B1TS, **arguments)
             states.append(output[0] if isinstance(output, tuple) else output)
         return states
 
-    def _arguments(self, hidden_BTD: Tensor, sequence: Sequence) -> dict[str, Any]:
+    def _around(self, sequence: Sequence, hidden_BTD: Tensor, layers: range) -> _Surroundings:
+        """For the newest columns, as many as there are states, in layers counted from 0."""
+        num_new = hidden_BTD.shape[1]
+        place_BT = positions(sequence.mask_BS, num_new)
+        rotary = None if self.rotary is None else self.rotary(hidden_BTD, position_ids=place_BT)
+        windows = {self._windows[index] for index in layers}
+        masks = {window: sequence.attention(num_new, window, hidden_BTD.dtype) for window in windows}
+        return _Surroundings(place_BT, rotary, masks)
+
+    def _arguments(self, around: _Surroundings, cache: "Cache | _Filling") -> dict[str, Any]:
         """What every layer is given beside states and mask."""
-        place_BT = positions(sequence.mask_BS, hidden_BTD.shape[1])
-        arguments: dict[str, Any] = {"position_ids": place_BT, "past_key_values": sequence.cache, "use_cache": True}
-        if self.rotary is not None:
-            arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids=place_BT)
+        arguments: dict[str, Any] = {"position_ids": around.place_BT, "past_key_values": cache, "use_cache": True}
+        if around.rotary is not None:
+            arguments["position_embeddings"] = around.rotary
         return arguments
 
     def feed_back(
@@ -272,15 +298,18 @@ class Blocks:
         Returns:
             inputs_BTD, what was fed, and lower_BTD, states at index l.
         """
+        num_new = wanted_BT.shape[1]
+        sequence.extend(wanted_BT)
+        around = self._around(sequence, state_BD[:, None].expand(-1, num_new, -1), range(layer))
         inputs: list[Tensor] = []
         lower: list[Tensor] = []
-        for column, wanted_B in enumerate(wanted_BT.unbind(dim=1)):
+        for column in range(num_new):
             if instead is not None and column:
                 state_BD = instead(column - 1, state_BD)
             inputs.append(state_BD)
-            sequence.extend(wanted_B[:, None])
-            entered_B1D = self.enter(state_BD[:, None], sequence)
-            state_BD = self.run(entered_B1D, 0, layer, sequence)[:, 0]
+            here = around.at(column)
+            entered_B1D = self._enter(state_BD[:, None], here.place_BT)
+            state_BD = self._run_each(entered_B1D, 0, layer, sequence.cache, here)[-1][:, 0]
             lower.append(state_BD)
         return torch.stack(inputs, dim=1), torch.stack(lower, dim=1)
 
@@ -290,7 +319,8 @@ class Blocks:
         Args:
             hidden_BTD: States at that index, 0 <= index < L.
         """
-        arguments = self._arguments(hidden_BTD, sequence) | {"past_key_values": _Filling(sequence.cache)}
+        around = self._around(sequence, hidden_BTD, range(0))
+        arguments = self._arguments(around, _Filling(sequence.cache))
         with suppress(_Filled):
             self.layers[index](hidden_BTD, attention_mask=None, **arguments)
 
