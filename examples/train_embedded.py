@@ -283,17 +283,17 @@ GOING_ON: dict[str, Any] = {
 
 
 def ship(source: Path, target: Path) -> None:
-    """Copy what answering needs, in bfloat16."""
+    """Copy what answering needs, adapters in bfloat16."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     shutil.copy(source / "method.json", target)
     for path in source.rglob("*.safetensors"):
         copy = target / path.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
-        dtype = torch.float32 if path.name == "end.safetensors" else torch.bfloat16
-        save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, copy)
-        described = path.parent / "adapter_config.json"
-        if described.exists():
+        tensors, described = load_file(path), path.parent / "adapter_config.json"
+        is_adapter = described.exists()
+        save_file({name: each.bfloat16() if is_adapter else each for name, each in tensors.items()}, copy)
+        if is_adapter:
             # Where the base model lay on this machine is nobody's affair.
             write_json(
                 copy.parent / described.name, {**json.loads(described.read_text()), "base_model_name_or_path": None}

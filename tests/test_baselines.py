@@ -32,6 +32,7 @@ from ccot_cli.models.baselines.pause import (
 )
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.draft import fit_draft
 from ccot_cli.models.end import End
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.loading import BASELINES
@@ -318,7 +319,8 @@ def test_gpt2_is_given_no_token_beyond_its_last_position(make_theta: MakeTheta) 
     replies, _ = latent.reply([asked])
     assert replies[0].num_contemplation >= 1
     never = End(torch.zeros(theta.model.config.hidden_size), torch.tensor(-1.0), Forecast(4.0, 0.0, 1.0))
-    contemplating = CcotReasoner(theta, adapters, Method("ccot", "0.1", 2), decoding, never)
+    draft = fit_draft(torch.zeros(1, theta.model.config.hidden_size), torch.tensor([5]))
+    contemplating = CcotReasoner(theta, adapters, Method("ccot", "0.1", 2), decoding, never, draft)
     with torch.no_grad():
         prepared = contemplating.prepare([[5] * (most - reserved - 2), [6] * 4])
     assert prepared.num_tokens == [2, 20]

@@ -1,6 +1,7 @@
 """φ and ψ against slow, obvious versions of themselves."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from ccot_cli.errors import UsageError
 from ccot_cli.models import queries
 from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.blocks import Blocks, Sequence
 from ccot_cli.models.phi import Contemplation, contemplate, replay
 from ccot_cli.models.psi import answer_loss, decode
 from ccot_cli.models.queries import encode_query
@@ -160,6 +161,51 @@ def test_answers_are_those_of_psi_run_anew_for_every_token(theta: Theta, adapter
             states = theta.blocks.run_ids(fed, torch.ones_like(fed).bool(), sequence)
             said.append(int(theta.blocks.logits(states)[0, -1].argmax()))
         assert ids == [token for token in said if token != theta.eos_id]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("limit", [1, 2, 6])
+@pytest.mark.parametrize("right", [(True, True, True), (False, True, False), (False, False, False), None])
+def test_a_draft_changes_no_answer(
+    theta: Theta, adapters: Adapters, right: tuple[bool, ...] | None, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = [theta.encoder.answer_marker] * 3
+    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    plain = decode(theta, adapters, sequence, start, max_tokens=limit)
+    # Neither right nor wrong: the end of sequence, which may be what a row says.
+    firsts = [row[0] if row else theta.eos_id for row in plain.ids]
+    assert len(set(firsts)) > 1
+    shifts = [not each for each in right or ()]
+    draft = [t + shift for t, shift in zip(firsts, shifts, strict=True)] if right else [theta.eos_id] * 3
+    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    passes: list[int] = []
+    run_ids = Blocks.run_ids
+
+    def watched(self: Blocks, ids_BT: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        passes.append(ids_BT.shape[1])
+        return run_ids(self, ids_BT, *args, **kwargs)
+
+    monkeypatch.setattr(Blocks, "run_ids", watched)
+    found = decode(theta, adapters, sequence, start, max_tokens=limit, draft_B=torch.tensor(draft))
+    assert found == plain
+    said = max(len(row) + (not capped) for row, capped in zip(plain.ids, plain.is_capped, strict=True))
+    saved = limit > 1 and right is not None and all(right)
+    assert passes == [len(start[0]) + 1, *[1] * (said - 1 - saved)]
+
+
+@torch.no_grad()
+def test_a_draft_asks_for_no_position_that_is_not_there(make_theta: MakeTheta) -> None:
+    theta = make_theta("gpt2")
+    adapters, most, marker = shaken(theta, PSI), theta.blocks.num_positions, theta.encoder.answer_marker
+    assert most is not None
+    for free in range(4):
+        queries, found = [[5] * (most - len(marker) - free), [6] * 4], []
+        for drafts in (None, True):
+            sequence, _ = encode_query(theta, adapters, queries, layer=LAYER)
+            draft = torch.tensor([row[0] for row in found[0].ids]) if drafts else None
+            found.append(decode(theta, adapters, sequence, [marker] * 2, max_tokens=5, may_end=False, draft_B=draft))
+        assert found[0] == found[1]
+        assert [len(row) for row in found[0].ids] == [min(5, free + 1), 5]
 
 
 def test_decoding_ends_where_a_row_is_done(theta: Theta, adapters: Adapters) -> None:

@@ -18,6 +18,7 @@ from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.models import adapters
 from ccot_cli.models.baselines.prompting import prompted
 from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.draft import Draft
 from ccot_cli.models.end import End
 from ccot_cli.models.reasoner import ChainReasoner, Reply, Seconds
 from ccot_cli.models.theta import EMBEDDED_FOLDER
@@ -58,6 +59,23 @@ def test_contemplation_solves_problems_that_training_never_saw(methods: Methods)
     replies, _ = methods.load(Decimal("0.1")).reply([problem.question for problem in problems])
     marks = [is_correct(reply.answer, problem.answer) for reply, problem in zip(replies, problems, strict=True)]
     assert sum(marks) >= 50  # about 59 of these; answering at once is right on one in eight
+
+
+def test_most_answers_are_drafted_from_the_last_contemplation_token(
+    methods: Methods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [problem.question for problem in load_test(Settings().data, limit=64, seed=7)]
+    drafted: list[int] = []
+    read = Draft.__call__
+
+    def watched(self: Draft, last_BD: torch.Tensor) -> torch.Tensor:
+        drafted.extend((found := read(self, last_BD)).tolist())
+        return found
+
+    monkeypatch.setattr(Draft, "__call__", watched)
+    replies, _ = methods.load(Decimal("0.1")).reply(questions)
+    said = [methods.theta.encoder.tokenizer(reply.text).input_ids[:1] for reply in replies]
+    assert sum([token] == each for token, each in zip(drafted, said, strict=True)) >= 54  # about 59
 
 
 def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(

@@ -29,6 +29,7 @@ from ccot_cli.models import gold, memory, theta
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.draft import Draft, fit_draft
 from ccot_cli.models.end import BEYOND, End, fit_end
 from ccot_cli.models.loading import BASELINES
 from ccot_cli.models.looks import Forecast
@@ -776,7 +777,14 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
         fitted.append((last_MD, is_last_M))
         return fit_end(last_MD, is_last_M, forecast)
 
+    drafted: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def watched_draft(last_MD: torch.Tensor, first_M: torch.Tensor) -> Draft:
+        drafted.append((last_MD, first_M))
+        return fit_draft(last_MD, first_M)
+
     monkeypatch.setattr(train_psi, "fit_end", watched)
+    monkeypatch.setattr(train_psi, "fit_draft", watched_draft)
     run = make_run()
     run.precompute()
     run.score()
@@ -785,9 +793,10 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
     theta = load_theta(run.settings.model)
     adapters = Adapters(theta)
     adapters.load(PHI, run.workspace.folder("train-psi", "r0.10") / PHI)
-    states, labels = [], []
+    states, labels, firsts = [], [], []
     with torch.no_grad():
         for problem in stored_problems(run, is_validation=False):
+            firsts.append(problem.answer[0])
             count = num_kept(RATIO, len(problem.chain))
             sequence, first_BD = encode_query(theta, adapters, [problem.query], layer=2)
             made = contemplate(
@@ -800,6 +809,12 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
     # The kept queries are rounded.
     scale = float(last_MD.abs().mean())
     torch.testing.assert_close(last_MD, torch.cat(states), atol=0.1 * scale, rtol=0.05)
+    [(final_MD, first_M)] = drafted
+    assert torch.equal(final_MD, last_MD[is_last_M])
+    assert first_M.tolist() == firsts
+    saved = Draft.load(run.workspace.folder("train-psi", "r0.10"), theta.model.config.hidden_size, len(firsts) ** 9)
+    assert torch.equal(saved(final_MD), fit_draft(final_MD, first_M)(final_MD))
+    assert 0 <= result.draft <= 1
     assert result.end["true_ends"] + result.end["missed_ends"] == 6
 
 

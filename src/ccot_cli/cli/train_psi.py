@@ -51,6 +51,7 @@ def train_psi(
             f" {result.target_tokens:.1f} is the target"
             + (f"; asked to be sure by {result.sureness:.0f}, which validated best" if result.sureness else "")
         )
+        print_line(f"  the last token tells what the answer begins with in {result.draft:.1%} of problems")
     if format == "json":
         print_json([asdict(result) for result in results])
     progress.say(f"next:  {found.command('eval')}")

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ccot_cli.models.controls import Control, Replacement
+from ccot_cli.models.draft import Draft
 from ccot_cli.models.end import End
 from ccot_cli.models.looks import plan
 from ccot_cli.models.phi import contemplate
@@ -19,6 +20,7 @@ class CcotReasoner(AnswerReasoner):
     """Contemplation tokens, then the answer (paper, Algorithm 2)."""
 
     end: End
+    draft: Draft
     control: Control | None = None
     """What stands in the contemplation tokens' place."""
 
@@ -43,14 +45,19 @@ class CcotReasoner(AnswerReasoner):
             looks=self._looks(queries, most),
             reserved=self.reserved,
         )
+        draft_B = None if self._is_reference else self.draft(tokens.final_BD)
         if self.control:
             sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
-        return Prepared(sequence, counts, is_capped, prefill, clock.lap())
+        return Prepared(sequence, counts, is_capped, prefill, clock.lap(), draft_B)
+
+    @property
+    def _is_reference(self) -> bool:
+        return self.decoding.engine == "reference"
 
     def _looks(self, queries: list[list[int]], most: int) -> Iterable[int]:
         """After how many tokens END is asked: after every one, as the paper does, or where it is likely."""
-        if self.decoding.engine == "reference":
+        if self._is_reference:
             return range(1, most)
         shares = self.end.forecast.shares([len(query) for query in queries], most)
         return plan(shares, layer=self.method.autoregressive_layer, num_layers=self.theta.num_layers)

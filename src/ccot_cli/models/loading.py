@@ -12,6 +12,7 @@ from ccot_cli.models.baselines.direct import Direct
 from ccot_cli.models.baselines.gold import Gold
 from ccot_cli.models.baselines.pause import Filler, Pause
 from ccot_cli.models.ccot import TRAITS, CcotReasoner
+from ccot_cli.models.draft import Draft
 from ccot_cli.models.end import End
 from ccot_cli.models.reasoner import METHOD_FILE, WRITTEN, Method, Reasoner, Traits
 from ccot_cli.models.theta import Theta
@@ -39,6 +40,8 @@ def load_reasoner(theta: Theta, adapters: Adapters, folder: Path, *, decoding: D
     adapters.load(PSI, folder / PSI)
     if method.name == "ccot":
         adapters.load(PHI, folder / PHI)
-        end = End.load(folder, theta.model.config.hidden_size).to(theta.device)
-        return CcotReasoner(theta, adapters, method, decoding, end)
+        config, device = theta.model.config, theta.device
+        end = End.load(folder, config.hidden_size).to(device)
+        draft = Draft.load(folder, config.hidden_size, config.vocab_size).to(device)
+        return CcotReasoner(theta, adapters, method, decoding, end, draft)
     return BASELINES[method.name].load(Trained(theta, adapters, method, decoding, folder))

@@ -38,6 +38,11 @@ class Contemplation:
     def num_tokens_B(self) -> Tensor:
         return self.mask_BK.sum(dim=1)
 
+    @property
+    def final_BD(self) -> Tensor:
+        """Raw states at index L of each row's last token."""
+        return self.last_BKD[torch.arange(len(self.mask_BK), device=self.mask_BK.device), self.num_tokens_B - 1]
+
 
 def contemplate(
     theta: Theta,

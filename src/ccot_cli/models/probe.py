@@ -4,7 +4,7 @@ A linear probe is fitted on gold states to name the number that the chain writes
 φ generates in their place. Where it reads the gold ones and not the generated ones, φ's tokens look right and are
 empty.
 
-Dimensions: B batch, I indices l..L, K contemplation tokens, M tokens of all examples, D width, C classes.
+Dimensions: B batch, I indices l..L, K contemplation tokens, M tokens of all examples, D width, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,6 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ccot_cli.models.adapters import Adapters
@@ -21,34 +20,9 @@ from ccot_cli.models.layerwise import PhiExample
 from ccot_cli.models.memory import in_parts
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.theta import Theta
+from ccot_cli.tensors.probes import Probe, fit_probe
 
-PENALTY = 10.0
 MOST_EXAMPLES = 4000
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A linear classifier of states."""
-
-    weights_DC: Tensor
-    classes_C: Tensor
-
-    def is_right(self, states_MD: Tensor, labels_M: Tensor) -> Tensor:
-        """Whether each state's best class is its label: M."""
-        scores_MC = _with_bias(states_MD) @ self.weights_DC
-        return self.classes_C[scores_MC.argmax(dim=1)] == labels_M
-
-
-def fit_probe(states_MD: Tensor, labels_M: Tensor) -> Probe:
-    """Ridge regression onto one-hot labels."""
-    classes_C, place_M = torch.unique(labels_M, return_inverse=True)
-    design_MD = _with_bias(states_MD)
-    gram_DD = design_MD.T @ design_MD + PENALTY * torch.eye(design_MD.shape[1])
-    return Probe(torch.linalg.solve(gram_DD, design_MD.T @ F.one_hot(place_M).float()), classes_C)
-
-
-def _with_bias(states_MD: Tensor) -> Tensor:
-    return F.pad(states_MD.float(), (0, 1), value=1.0)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What all ways to answer a question share, and the plainest of them, writing.
 
 A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`, the stop classifier in
-`end.safetensors`, or what else a method has. All answer greedily, in batches.
+`end.safetensors`, the answer's draft in `draft.safetensors`, or what else a method has. All answer greedily, in
+batches.
 """
 
 import json
@@ -154,6 +155,8 @@ class Prepared:
     prefill: float
     """Seconds."""
     contemplation: float
+    draft_B: Tensor | None = None
+    """What the answers may begin with."""
 
 
 def answer_positions(theta: Theta, decoding: DecodingConfig) -> int:
@@ -194,7 +197,14 @@ class AnswerReasoner(ABC):
         clock = Clock(self.theta.device)
         marker = self.theta.encoder.answer_marker
         limit = self.decoding.max_answer_tokens
-        text = decode(self.theta, self.adapters, prepared.sequence, [marker] * len(queries), max_tokens=limit)
+        text = decode(
+            self.theta,
+            self.adapters,
+            prepared.sequence,
+            [marker] * len(queries),
+            max_tokens=limit,
+            draft_B=prepared.draft_B,
+        )
         replies = [
             Reply(
                 answer=read_behind_marker(decoded) or "",

@@ -7,12 +7,14 @@ from decimal import Decimal
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.ccot import CcotReasoner
+from ccot_cli.models.draft import Draft, fit_draft
 from ccot_cli.models.end import BEYOND, End, LateEnds, fit_end, labelled
 from ccot_cli.models.looks import Forecast
 from ccot_cli.models.psi_training import (
@@ -64,6 +66,8 @@ class TrainPsiResult:
     sureness: float = 0.0
     """What END's logit has to exceed. Where several were tried, the accuracy is that of one half of the problems under
     what the other half would choose, and the other way round."""
+    draft: float = 0.0
+    """How many of the validation problems' answers begin as is read off the last contemplation token, as a share."""
     decoding: dict[str, Any] = field(default_factory=dict)
     """The caps with which that was measured."""
     was_ready: bool = False
@@ -221,10 +225,13 @@ class _Job:
         rollouts = (
             context.rollouts if isinstance(context, RolloutContext) else self._roll_out(queries, self.train_examples)
         )
-        fitted = fit_end(*self._labelled(queries, rollouts, self.train_examples), self.forecast)
-        sureness, accuracy, mean_tokens = self._settle_end(method, fitted)
+        last = self._last_states(queries, rollouts, self.train_examples)
+        fitted, draft = fit_end(*last.labelled, self.forecast), fit_draft(*last.answered)
+        draft.save(build.folder)
+        sureness, accuracy, mean_tokens = self._settle_end(method, fitted, draft)
         end = fitted.surer(sureness)
         end.save(build.folder)
+        end_report, draft_share = self._judge(end, draft)
         return TrainPsiResult(
             ratio=f"{self.ratio:f}",
             num_steps=training.optimiser.step_count,
@@ -233,12 +240,13 @@ class _Job:
             validation_accuracy=accuracy,
             mean_tokens=mean_tokens,
             target_tokens=sum(each.num_tokens for each in self.held_examples) / len(self.held_out),
-            end=self._judge_end(end),
+            end=end_report,
             sureness=sureness,
+            draft=draft_share,
             decoding=caps(self.settings),
         )
 
-    def _settle_end(self, method: Method, fitted: End) -> tuple[float, float, float]:
+    def _settle_end(self, method: Method, fitted: End, draft: Draft) -> tuple[float, float, float]:
         """How sure END has to be, and what validation comes to then: accuracy and the mean number of tokens.
 
         To a ψ that has learned to read a token too many, ending late costs less than ending early.
@@ -247,23 +255,42 @@ class _Job:
         marks: dict[float, list[bool]] = {}
         tokens: dict[float, float] = {}
         for sureness in SURENESS if self.settings.train_psi.ends == "late" else SURENESS[:1]:
-            reasoner = CcotReasoner(self.theta, self.adapters, method, decoding, fitted.surer(sureness))
+            reasoner = CcotReasoner(self.theta, self.adapters, method, decoding, fitted.surer(sureness), draft)
             marks[sureness], tokens[sureness] = marks_of(reasoner, self.held_out, batch_size, self.progress)
         best = most_right(marks)
         return best, unflattered(marks), tokens[best]
 
-    def _judge_end(self, end: End) -> dict[str, float]:
-        """END's confusion on rollouts of the validation problems."""
+    def _judge(self, end: End, draft: Draft) -> tuple[dict[str, float], float]:
+        """END's confusion on rollouts of the validation problems, and how often the draft is right there."""
         queries = self._queries(self.held_examples)
-        rollouts = self._roll_out(queries, self.held_examples)
-        report = judge_end(end, *self._labelled(queries, rollouts, self.held_examples))
-        return {**asdict(report), "accuracy": report.accuracy}
+        last = self._last_states(queries, self._roll_out(queries, self.held_examples), self.held_examples)
+        report, (final_MD, first_M) = judge_end(end, *last.labelled), last.answered
+        is_right_M = draft.to(self.theta.device)(final_MD) == first_M
+        return {**asdict(report), "accuracy": report.accuracy}, float(is_right_M.float().mean())
 
-    def _labelled(self, queries: Queries, rollouts: Rollouts, examples: list[PsiExample]) -> tuple[Tensor, Tensor]:
-        """Every token's state at index L, and whether it is its problem's last."""
+    def _last_states(self, queries: Queries, rollouts: Rollouts, examples: list[PsiExample]) -> "_LastStates":
         context = RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer)
-        states = last_states(context, examples, batch_size=self._forward_size)
-        return labelled(states, [each.num_tokens for each in examples])
+        return _LastStates(last_states(context, examples, batch_size=self._forward_size), examples)
+
+
+@dataclass(frozen=True)
+class _LastStates:
+    """Raw states at index L of every problem's k contemplation tokens."""
+
+    states: list[Tensor]
+    """K, D of each."""
+    examples: list[PsiExample]
+
+    @property
+    def labelled(self) -> tuple[Tensor, Tensor]:
+        """Every token's, and whether it is its problem's last."""
+        return labelled(self.states, [each.num_tokens for each in self.examples])
+
+    @property
+    def answered(self) -> tuple[Tensor, Tensor]:
+        """Every problem's last token's, and what its answer begins with."""
+        final_MD = torch.stack([each[-1] for each in self.states])
+        return final_MD, torch.tensor([each.answer[0] for each in self.examples], device=final_MD.device)
 
 
 def most_right(marks: Mapping[float, Rows[bool]]) -> float:

@@ -1,0 +1,68 @@
+"""A draft of the answer's first token, read off the last contemplation token (ours).
+
+By then the answer has been worked out, more or less, and a linear probe reads it from the token's state at index L. ψ
+is given the draft behind <ANS>, in one pass: where it says that token itself, what it says next is known a pass
+earlier, and where it does not, the draft is dropped. So no answer depends on it (speculative decoding; Leviathan et
+al., 2023).
+
+Dimensions: B batch, M problems, D width, C different tokens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ccot_cli.errors import CorruptError, anew
+from ccot_cli.tensors.probes import Probe, fit_probe
+
+FILE_NAME = "draft.safetensors"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Knows the tokens that training answers begin with."""
+
+    probe: Probe
+
+    def __call__(self, last_BD: Tensor) -> Tensor:
+        """What the answers may begin with, from the raw states at index L of each row's last contemplation token: B."""
+        return self.probe.read(last_BD)
+
+    def to(self, device: torch.device) -> "Draft":
+        return Draft(Probe(self.probe.weights_DC.to(device), self.probe.classes_C.to(device)))
+
+    def save(self, folder: Path) -> None:
+        saved = {"weights": self.probe.weights_DC, "tokens": self.probe.classes_C}
+        save_file({name: each.cpu().contiguous() for name, each in saved.items()}, folder / FILE_NAME)
+
+    @classmethod
+    def load(cls, folder: Path, width: int, vocabulary: int) -> "Draft":
+        """Read a saved one.
+
+        Raises:
+            CorruptError: where it is damaged or made for another width or vocabulary.
+        """
+        path = folder / FILE_NAME
+        try:
+            saved = load_file(path)
+            weights_DC, tokens_C = saved["weights"].float(), saved["tokens"]
+        except (OSError, KeyError, SafetensorError) as error:
+            raise CorruptError(f"{path} cannot be read: {error}", fix=anew(folder)) from error
+        fits = weights_DC.shape == (width + 1, *tokens_C.shape) and len(tokens_C) and tokens_C.dtype == torch.long
+        if not (fits and bool(((tokens_C >= 0) & (tokens_C < vocabulary)).all())):
+            raise CorruptError(f"{path} does not fit a model of width {width}", fix=anew(folder))
+        return cls(Probe(weights_DC, tokens_C))
+
+
+def fit_draft(last_MD: Tensor, first_M: Tensor) -> Draft:
+    """Fit the probe.
+
+    Args:
+        last_MD: Raw states at index L of each problem's last contemplation token.
+        first_M: The first token of its answer.
+    """
+    return Draft(fit_probe(last_MD.cpu(), first_M.cpu()))
