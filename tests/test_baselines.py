@@ -32,7 +32,7 @@ from ccot_cli.models.baselines.pause import (
 )
 from ccot_cli.models.blocks import Sequence
 from ccot_cli.models.ccot import CcotReasoner
-from ccot_cli.models.draft import fit_draft
+from ccot_cli.models.draft import Draft
 from ccot_cli.models.end import End
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.loading import BASELINES
@@ -45,6 +45,7 @@ from ccot_cli.models.scorer import Scorer
 from ccot_cli.models.selectors import Selector, predictive
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import BaselineName
+from ccot_cli.tensors.probes import Probe
 from ccot_cli.tensors.select import num_kept
 
 QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
@@ -319,7 +320,7 @@ def test_gpt2_is_given_no_token_beyond_its_last_position(make_theta: MakeTheta) 
     replies, _ = latent.reply([asked])
     assert replies[0].num_contemplation >= 1
     never = End(torch.zeros(theta.model.config.hidden_size), torch.tensor(-1.0), Forecast(4.0, 0.0, 1.0))
-    draft = fit_draft(torch.zeros(1, theta.model.config.hidden_size), torch.tensor([5]))
+    draft = Draft(Probe(torch.zeros(theta.model.config.hidden_size + 1, 1), torch.tensor([5])), 1.0)
     contemplating = CcotReasoner(theta, adapters, Method("ccot", "0.1", 2), decoding, never, draft)
     with torch.no_grad():
         prepared = contemplating.prepare([[5] * (most - reserved - 2), [6] * 4])

@@ -777,11 +777,11 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
         fitted.append((last_MD, is_last_M))
         return fit_end(last_MD, is_last_M, forecast)
 
-    drafted: list[tuple[torch.Tensor, torch.Tensor]] = []
+    drafted: list[tuple[torch.Tensor, ...]] = []
 
-    def watched_draft(last_MD: torch.Tensor, first_M: torch.Tensor) -> Draft:
-        drafted.append((last_MD, first_M))
-        return fit_draft(last_MD, first_M)
+    def watched_draft(*shown: torch.Tensor, validation: tuple[torch.Tensor, torch.Tensor]) -> Draft:
+        drafted.extend([shown, validation])
+        return fit_draft(*shown, validation=validation)
 
     monkeypatch.setattr(train_psi, "fit_end", watched)
     monkeypatch.setattr(train_psi, "fit_draft", watched_draft)
@@ -809,12 +809,15 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
     # The kept queries are rounded.
     scale = float(last_MD.abs().mean())
     torch.testing.assert_close(last_MD, torch.cat(states), atol=0.1 * scale, rtol=0.05)
-    [(final_MD, first_M)] = drafted
+    (final_MD, first_M), (held_MD, held_M) = drafted
     assert torch.equal(final_MD, last_MD[is_last_M])
     assert first_M.tolist() == firsts
     saved = Draft.load(run.workspace.folder("train-psi", "r0.10"), theta.model.config.hidden_size, len(firsts) ** 9)
-    assert torch.equal(saved(final_MD), fit_draft(final_MD, first_M)(final_MD))
-    assert 0 <= result.draft <= 1
+    again = fit_draft(final_MD, first_M, validation=(held_MD, held_M))
+    assert torch.equal(saved(final_MD), again(final_MD))
+    held = [problem.answer[0] for problem in stored_problems(run, is_validation=True)]
+    assert held_M.tolist() == held
+    assert result.draft == pytest.approx(float((saved(held_MD) == held_M).float().mean()))
     assert result.end["true_ends"] + result.end["missed_ends"] == 6
 
 

@@ -32,6 +32,7 @@ from ccot_cli.models.theta import Theta
 PHI, PSI = "phi", "psi"
 MOST_MERGED_BYTES = 2 * 10**9
 """Size of θ up to which adapters keep merged copies."""
+Forward = Callable[[Tensor], Tensor]
 _LAYER_NUMBER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -56,6 +57,7 @@ class Adapters:
         self._peft: PeftModel | None = None
         self._layers: list[LoraLinear] = []
         self._merged: dict[tuple[str, LoraLinear], _Merged] = {}
+        self._kept: dict[tuple[str, bool], _Kept] = {}
 
     def add(self, name: str, *, rank: int, alpha: int, seed: int) -> None:
         """Attach a fresh adapter to every linear layer of the decoder. It starts equal to θ (LoRA's B is zero)."""
@@ -86,6 +88,12 @@ class Adapters:
                     self._peft.delete_adapter(name)
                 self._peft.add_adapter(name, config)
         self._layers = [module for module in self.theta.model.modules() if isinstance(module, LoraLinear)]
+        self._plain = [cast(Forward, layer.get_base_layer().forward) for layer in self._layers]
+        self._weights = {
+            each: [cast(Tensor, part[each].weight) for layer in self._layers for part in (layer.lora_A, layer.lora_B)]
+            for each in self._peft.peft_config
+        }
+        self._kept.clear()
         self.theta.model.eval()
         self.train_only(())
 
@@ -137,8 +145,8 @@ class Adapters:
         if self._peft is None:
             assert name is None, f"no adapter {name}"
             return
-        for layer in self._layers:
-            layer.__dict__["forward"] = layer.get_base_layer().forward if name is None else self._forward(layer, name)
+        for layer, forward in zip(self._layers, self._forwards(name), strict=True):
+            layer.__dict__["forward"] = forward
 
     @torch.no_grad()
     def prepare(self) -> None:
@@ -146,7 +154,20 @@ class Adapters:
         for name in self._peft.peft_config if self._peft else ():
             self.use(name)
 
-    def _forward(self, layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
+    def _forwards(self, name: str | None) -> list[Forward]:
+        """What all layers compute; kept where nothing is trained, for to look at every layer takes long."""
+        if name is None:
+            return self._plain
+        if torch.is_grad_enabled():
+            return [self._forward(layer, name) for layer in self._layers]
+        versions, kept = [weight._version for weight in self._weights[name]], self._kept.pop((name, self.merges), None)
+        if kept is None or kept.versions != versions:
+            del kept  # before there are new copies beside the old ones
+            kept = _Kept(versions, [self._forward(layer, name) for layer in self._layers])
+        self._kept[name, self.merges] = kept
+        return kept.forwards
+
+    def _forward(self, layer: LoraLinear, name: str) -> Forward:
         """What a layer computes under an adapter.
 
         A merged copy that a gradient passes is made anew every time, because a backward pass goes through it once; the
@@ -188,15 +209,23 @@ class Adapters:
         return state
 
 
+class _Kept(NamedTuple):
+    """What every layer computes under one adapter."""
+
+    versions: list[int]
+    """Of its matrices."""
+    forwards: list[Forward]
+
+
 class _Merged(NamedTuple):
     """A function that computes what a LoRA layer does, with one matrix."""
 
     version: tuple[int, int]
     """Changes whenever a number of the adapter does."""
-    forward: Callable[[Tensor], Tensor]
+    forward: Forward
 
 
-def _split(layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
+def _split(layer: LoraLinear, name: str) -> Forward:
     """θ's product and, beside it, the adapter's two, whose numbers may be finer."""
     # Not the layer itself, which will hold the function: a model in such a circle stays in memory when it is let go.
     parts = layer.get_base_layer(), layer.lora_A[name], layer.lora_B[name], layer.scaling[name]
@@ -209,7 +238,7 @@ def _add_low_rank(base: nn.Module, down: nn.Linear, up: nn.Linear, scale: float,
     return (outputs + added).to(outputs.dtype)
 
 
-def _merge(layer: LoraLinear, name: str) -> Callable[[Tensor], Tensor]:
+def _merge(layer: LoraLinear, name: str) -> Forward:
     base = cast(nn.Linear, layer.get_base_layer())
     weight = (base.weight + layer.get_delta_weight(name)).to(base.weight.dtype)
     # GPT-2's modules have no bias-free form and keep their matrices transposed.

@@ -39,6 +39,28 @@ def _window(config: Any, layer: int) -> int | None:
     return window if types is None or types[layer] == "sliding_attention" else None
 
 
+@dataclass(frozen=True)
+class _Surroundings:
+    """What the newest T columns' layers are given beside states; the same for every layer."""
+
+    mask_BS: Tensor
+    """The sequence's, of which all this was made."""
+    place_BT: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+    masks: dict[int | None, Tensor]
+    """By sliding window: B, 1, T, S."""
+
+    def at(self, column: int) -> "_Surroundings":
+        """Of one column, while those behind it are yet to come."""
+        end, behind = column + 1, column + 1 - self.place_BT.shape[1]
+        return _Surroundings(
+            self.mask_BS[:, : behind or None],
+            self.place_BT[:, column:end],
+            self.rotary and (self.rotary[0][:, column:end], self.rotary[1][:, column:end]),
+            {window: mask[:, :, column:end, : behind or None] for window, mask in self.masks.items()},
+        )
+
+
 @dataclass
 class Sequence:
     """What has been run so far: keys and values of every layer, and which columns hold real tokens.
@@ -51,6 +73,8 @@ class Sequence:
     mask_BS: Tensor
     bias_BS: Tensor | None = None
     """Added to the attention logits of the first S columns, for all heads and layers; -inf hides a column."""
+    around: _Surroundings | None = None
+    """Of the columns that were run last, for the layers that are still to come."""
 
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> "Sequence":
@@ -100,25 +124,6 @@ class Sequence:
         assert kept.keys is not None
         assert kept.values is not None
         return kept.keys, kept.values
-
-
-@dataclass(frozen=True)
-class _Surroundings:
-    """What the newest T columns' layers are given beside states; the same for every layer."""
-
-    place_BT: Tensor
-    rotary: tuple[Tensor, Tensor] | None
-    masks: dict[int | None, Tensor]
-    """By sliding window: B, 1, T, S."""
-
-    def at(self, column: int) -> "_Surroundings":
-        """Of one column, while those behind it are yet to come."""
-        end, behind = column + 1, column + 1 - self.place_BT.shape[1]
-        return _Surroundings(
-            self.place_BT[:, column:end],
-            self.rotary and (self.rotary[0][:, column:end], self.rotary[1][:, column:end]),
-            {window: mask[:, :, column:end, : behind or None] for window, mask in self.masks.items()},
-        )
 
 
 class _Filled(Exception):  # noqa: N818
@@ -249,7 +254,7 @@ class Blocks:
 
     def run_each(self, hidden_BTD: Tensor, first: int, last: int, sequence: Sequence) -> list[Tensor]:
         """The same, returning the states at every index from `first` to `last`."""
-        around = self._around(sequence, hidden_BTD, range(first, last))
+        around = self._around(sequence, hidden_BTD)
         return self._run_each(hidden_BTD, first, last, sequence.cache, around)
 
     def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, around: _Surroundings) -> list[Tensor]:
@@ -260,14 +265,18 @@ class Blocks:
             states.append(output[0] if isinstance(output, tuple) else output)
         return states
 
-    def _around(self, sequence: Sequence, hidden_BTD: Tensor, layers: range) -> _Surroundings:
-        """For the newest columns, as many as there are states, in layers counted from 0."""
-        num_new = hidden_BTD.shape[1]
+    def _around(self, sequence: Sequence, hidden_BTD: Tensor) -> _Surroundings:
+        """For the newest columns, as many as there are states; what was made for other layers serves again."""
+        num_new, kept = hidden_BTD.shape[1], sequence.around
+        if kept is not None and kept.mask_BS is sequence.mask_BS and kept.place_BT.shape[1] == num_new:
+            return kept
         place_BT = positions(sequence.mask_BS, num_new)
         rotary = None if self.rotary is None else self.rotary(hidden_BTD, position_ids=place_BT)
-        windows = {self._windows[index] for index in layers}
-        masks = {window: sequence.attention(num_new, window, hidden_BTD.dtype) for window in windows}
-        return _Surroundings(place_BT, rotary, masks)
+        masks = {window: sequence.attention(num_new, window, hidden_BTD.dtype) for window in set(self._windows)}
+        around = _Surroundings(sequence.mask_BS, place_BT, rotary, masks)
+        # A bias may be learned, and a pass without gradients would have made a mask that knows of none.
+        sequence.around = around if sequence.bias_BS is None else None
+        return around
 
     def _arguments(self, around: _Surroundings, cache: "Cache | _Filling") -> dict[str, Any]:
         """What every layer is given beside states and mask."""
@@ -300,7 +309,7 @@ class Blocks:
         """
         num_new = wanted_BT.shape[1]
         sequence.extend(wanted_BT)
-        around = self._around(sequence, state_BD[:, None].expand(-1, num_new, -1), range(layer))
+        around = self._around(sequence, state_BD[:, None].expand(-1, num_new, -1))
         inputs: list[Tensor] = []
         lower: list[Tensor] = []
         for column in range(num_new):
@@ -319,8 +328,7 @@ class Blocks:
         Args:
             hidden_BTD: States at that index, 0 <= index < L.
         """
-        around = self._around(sequence, hidden_BTD, range(0))
-        arguments = self._arguments(around, _Filling(sequence.cache))
+        arguments = self._arguments(self._around(sequence, hidden_BTD), _Filling(sequence.cache))
         with suppress(_Filled):
             self.layers[index](hidden_BTD, attention_mask=None, **arguments)
 

@@ -45,7 +45,8 @@ class CcotReasoner(AnswerReasoner):
             looks=self._looks(queries, most),
             reserved=self.reserved,
         )
-        draft_B = None if self._is_reference else self.draft(tokens.final_BD)
+        drafts = not self._is_reference and self.draft.pays(len(queries))
+        draft_B = self.draft(tokens.final_BD) if drafts else None
         if self.control:
             sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()

@@ -8,7 +8,7 @@ al., 2023).
 Dimensions: B batch, M problems, D width, C different tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,21 +22,31 @@ from ccot_cli.tensors.probes import Probe, fit_probe
 FILE_NAME = "draft.safetensors"
 
 
+LEAST_CHANCE = 0.1
+"""How likely a draft has to save a batch its pass: a wrong one costs a column in the pass that all rows need."""
+
+
 @dataclass(frozen=True)
 class Draft:
     """Knows the tokens that training answers begin with."""
 
     probe: Probe
+    share: float
+    """How often it is right, on validation."""
+
+    def pays(self, num_rows: int) -> bool:
+        """Whether to draft for a batch, which is saved a pass where all of its rows are right."""
+        return self.share**num_rows >= LEAST_CHANCE
 
     def __call__(self, last_BD: Tensor) -> Tensor:
         """What the answers may begin with, from the raw states at index L of each row's last contemplation token: B."""
         return self.probe.read(last_BD)
 
     def to(self, device: torch.device) -> "Draft":
-        return Draft(Probe(self.probe.weights_DC.to(device), self.probe.classes_C.to(device)))
+        return replace(self, probe=Probe(self.probe.weights_DC.to(device), self.probe.classes_C.to(device)))
 
     def save(self, folder: Path) -> None:
-        saved = {"weights": self.probe.weights_DC, "tokens": self.probe.classes_C}
+        saved = {"weights": self.probe.weights_DC, "tokens": self.probe.classes_C, "share": torch.tensor(self.share)}
         save_file({name: each.cpu().contiguous() for name, each in saved.items()}, folder / FILE_NAME)
 
     @classmethod
@@ -49,20 +59,23 @@ class Draft:
         path = folder / FILE_NAME
         try:
             saved = load_file(path)
-            weights_DC, tokens_C = saved["weights"].float(), saved["tokens"]
+            weights_DC, tokens_C, share = saved["weights"], saved["tokens"], saved["share"].item()
         except (OSError, KeyError, SafetensorError) as error:
             raise CorruptError(f"{path} cannot be read: {error}", fix=anew(folder)) from error
         fits = weights_DC.shape == (width + 1, *tokens_C.shape) and len(tokens_C) and tokens_C.dtype == torch.long
-        if not (fits and bool(((tokens_C >= 0) & (tokens_C < vocabulary)).all())):
+        if not (fits and 0 <= share <= 1 and bool(((tokens_C >= 0) & (tokens_C < vocabulary)).all())):
             raise CorruptError(f"{path} does not fit a model of width {width}", fix=anew(folder))
-        return cls(Probe(weights_DC, tokens_C))
+        return cls(Probe(weights_DC, tokens_C), share)
 
 
-def fit_draft(last_MD: Tensor, first_M: Tensor) -> Draft:
-    """Fit the probe.
+def fit_draft(last_MD: Tensor, first_M: Tensor, *, validation: tuple[Tensor, Tensor]) -> Draft:
+    """Fit the probe on training problems and see how often it is right on others.
 
     Args:
         last_MD: Raw states at index L of each problem's last contemplation token.
         first_M: The first token of its answer.
+        validation: The same of validation problems.
     """
-    return Draft(fit_probe(last_MD.cpu(), first_M.cpu()))
+    probe = fit_probe(last_MD.cpu(), first_M.cpu())
+    is_right_M = probe.is_right(*(each.cpu() for each in validation))
+    return Draft(probe, float(is_right_M.float().mean()))

@@ -225,13 +225,16 @@ class _Job:
         rollouts = (
             context.rollouts if isinstance(context, RolloutContext) else self._roll_out(queries, self.train_examples)
         )
-        last = self._last_states(queries, rollouts, self.train_examples)
-        fitted, draft = fit_end(*last.labelled, self.forecast), fit_draft(*last.answered)
+        last, held_out = self._last_states(queries, rollouts, self.train_examples), self._held_states()
+        fitted, draft = (
+            fit_end(*last.labelled, self.forecast),
+            fit_draft(*last.answered, validation=held_out.answered),
+        )
         draft.save(build.folder)
         sureness, accuracy, mean_tokens = self._settle_end(method, fitted, draft)
         end = fitted.surer(sureness)
         end.save(build.folder)
-        end_report, draft_share = self._judge(end, draft)
+        report = judge_end(end, *held_out.labelled)
         return TrainPsiResult(
             ratio=f"{self.ratio:f}",
             num_steps=training.optimiser.step_count,
@@ -240,9 +243,9 @@ class _Job:
             validation_accuracy=accuracy,
             mean_tokens=mean_tokens,
             target_tokens=sum(each.num_tokens for each in self.held_examples) / len(self.held_out),
-            end=end_report,
+            end={**asdict(report), "accuracy": report.accuracy},
             sureness=sureness,
-            draft=draft_share,
+            draft=draft.share,
             decoding=caps(self.settings),
         )
 
@@ -260,13 +263,10 @@ class _Job:
         best = most_right(marks)
         return best, unflattered(marks), tokens[best]
 
-    def _judge(self, end: End, draft: Draft) -> tuple[dict[str, float], float]:
-        """END's confusion on rollouts of the validation problems, and how often the draft is right there."""
+    def _held_states(self) -> "_LastStates":
+        """Of the validation problems, with the true k."""
         queries = self._queries(self.held_examples)
-        last = self._last_states(queries, self._roll_out(queries, self.held_examples), self.held_examples)
-        report, (final_MD, first_M) = judge_end(end, *last.labelled), last.answered
-        is_right_M = draft.to(self.theta.device)(final_MD) == first_M
-        return {**asdict(report), "accuracy": report.accuracy}, float(is_right_M.float().mean())
+        return self._last_states(queries, self._roll_out(queries, self.held_examples), self.held_examples)
 
     def _last_states(self, queries: Queries, rollouts: Rollouts, examples: list[PsiExample]) -> "_LastStates":
         context = RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer)
