@@ -280,7 +280,7 @@ def test_the_ratio_of_a_round_is_formed_within_it(benchmark: Callable[[str], Mod
         ("precompute", {"problems": [10], "shape": "4x64", "repeats": 1}, 2),
         ("memory", {"problems": 64, "repeats": 1}, 2),
         # Times of three ratios, answering at once and PAUSE; padding of the ratios and of the chain; reading ahead.
-        ("questions", {"batch_size": [2], "problems": 3, "lines": 3, "repeats": 1}, 10),
+        ("questions", {"batch_size": [2], "problems": 3, "lines": 3, "repeats": 1}, 12),
     ],
 )
 def test_benchmarks_say_their_ratios(

@@ -5,13 +5,13 @@
 
 The same test problems for all, answered in turns; the time of loading is left out. Beside the times, how many tokens a
 batch's rows would have written had all been as long as the longest, over those that they wrote: what filling the places
-of finished rows could save at most.
+of finished rows could save at most. Where CCoT drafts the answer's first token, what it takes without.
 
 Last, questions in random order, as `ccot ask --input` gets them: batches as the lines come, over reading ahead for
 batches of like length.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +22,7 @@ from turns import Ratio, Round, ratio, report, take_turns
 from ccot_cli.cli.ask import READ_AHEAD
 from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.reasoner import Reasoner, Reply
 from ccot_cli.stages.ask import BATCH_SIZE, Asker
 from ccot_cli.stages.methods import find_methods
@@ -48,6 +49,31 @@ def padding(batches: list[list[Reply]], name: str) -> Ratio:
     shares = [max(batch) * len(batch) / sum(batch) for batch in counts]
     overall = sum(max(batch) * len(batch) for batch in counts) / sum(map(sum, counts))
     return Ratio(f"tokens of padded batches / of their rows, {name}", overall, min(shares), max(shares))
+
+
+def drafting(work: Work, name: str, repeats: int) -> tuple[list[Round], list[Ratio]]:
+    """Time CCoT without a draft of the answer, where it makes one, in turns batch by batch: little differs."""
+    reasoner = work.reasoner
+    if not (isinstance(reasoner, CcotReasoner) and reasoner.draft.pays(work.batch_size)):
+        return [], []
+    without = replace(work, reasoner=replace(reasoner, draft=replace(reasoner.draft, share=0.0)))
+    other, starts = f"{name}, no draft", range(0, len(work.problems), work.batch_size)
+    works = {other: without, name: work}
+    batches = [
+        {key: replace(each, problems=each.problems[start : start + each.batch_size]) for key, each in works.items()}
+        for start in starts
+    ]
+    rounds = []
+    for _ in range(1 + repeats):
+        turns = [take_turns(batch, repeats=1, warm_ups=0)[0] for batch in batches]
+        assert all([*map(texts, batch[other].said)] == [*map(texts, batch[name].said)] for batch in batches)
+        rounds.append({key: sum(turn[key] for turn in turns) for key in works})
+    return rounds[1:], [ratio(rounds[1:], other, name)]
+
+
+def texts(replies: list[Reply]) -> list[str]:
+    """What was said."""
+    return [reply.text for reply in replies]
 
 
 def reading_ahead(problems: list[Problem], repeats: int) -> tuple[list[Round], Ratio]:
@@ -86,9 +112,13 @@ def main(
         every += [ratio(found, chain, name) for name in works if name != chain]
         every += [padding(works[name].said, name) for name in works if name == chain or name.startswith("ccot")]
         rounds += found
-    in_turns, gained = reading_ahead(load_test(settings.data, limit=lines, seed=0), repeats)
+        for name, work in works.items():
+            in_turns, gained = drafting(work, name, repeats)
+            rounds += in_turns
+            every += gained
+    in_turns, ahead = reading_ahead(load_test(settings.data, limit=lines, seed=0), repeats)
     rounds += in_turns
-    every.append(gained)
+    every.append(ahead)
     report(every, rounds, output, problems=problems, lines=lines)
 
 
