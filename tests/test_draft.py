@@ -32,7 +32,7 @@ def test_a_batch_is_drafted_for_where_all_of_its_rows_may_well_be_right() -> Non
     assert Draft(Probe(*weights), 0.3).pays(1)
 
 
-@pytest.mark.parametrize("damage", ["width", "vocabulary", "tokens", "fewer", "none", "share", "lost"])
+@pytest.mark.parametrize("damage", ["width", "vocabulary", "tokens", "fewer", "none", "share", "shares", "lost"])
 def test_a_draft_of_another_model_is_refused(tmp_path: Path, damage: str) -> None:
     states = torch.randn(6, 8), torch.arange(6)
     fit_draft(*states, validation=states).save(tmp_path)
@@ -50,6 +50,8 @@ def test_a_draft_of_another_model_is_refused(tmp_path: Path, damage: str) -> Non
         save_file({"weights": saved["weights"][:, :0], "tokens": saved["tokens"][:0]}, path)
     elif damage == "share":
         save_file({**saved, "share": torch.tensor(float("nan"))}, path)
+    elif damage == "shares":
+        save_file({**saved, "share": torch.ones(2)}, path)
     else:
         path.unlink()
     with pytest.raises(CorruptError, match=FILE_NAME):

@@ -60,7 +60,7 @@ class Draft:
         try:
             saved = load_file(path)
             weights_DC, tokens_C, share = saved["weights"], saved["tokens"], saved["share"].item()
-        except (OSError, KeyError, SafetensorError) as error:
+        except (OSError, KeyError, RuntimeError, SafetensorError) as error:
             raise CorruptError(f"{path} cannot be read: {error}", fix=anew(folder)) from error
         fits = weights_DC.shape == (width + 1, *tokens_C.shape) and len(tokens_C) and tokens_C.dtype == torch.long
         if not (fits and 0 <= share <= 1 and bool(((tokens_C >= 0) & (tokens_C < vocabulary)).all())):
