@@ -25,7 +25,7 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import BusyError, CorruptError, DivergedError, MissingError, ResourceError, UsageError
-from ccot_cli.models import gold, memory, theta
+from ccot_cli.models import draft, gold, memory, theta
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Blocks
 from ccot_cli.models.ccot import CcotReasoner
@@ -812,7 +812,8 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
     (final_MD, first_M), (held_MD, held_M) = drafted
     assert torch.equal(final_MD, last_MD[is_last_M])
     assert first_M.tolist() == firsts
-    saved = Draft.load(run.workspace.folder("train-psi", "r0.10"), theta.model.config.hidden_size, len(firsts) ** 9)
+    config = theta.model.config
+    saved = Draft.load(run.workspace.folder("train-psi", "r0.10"), config.hidden_size, config.vocab_size)
     again = fit_draft(final_MD, first_M, validation=(held_MD, held_M))
     assert torch.equal(saved(final_MD), again(final_MD))
     held = [problem.answer[0] for problem in stored_problems(run, is_validation=True)]
@@ -1387,6 +1388,7 @@ def test_every_stage_does_beside_the_cpu_what_it_does_on_it(
 ) -> None:
     losses = []
     for name in ("here", "there"):
+        monkeypatch.setattr(draft, "LEAST_CHANCE", 0.0)
         run = make_run(name, family, **FEW, **changes)
         with nullcontext("cpu") if name == "here" else pretended(monkeypatch) as device:
             there = Run(run.workspace, override(run.settings, {"model.device": device}))
@@ -1402,6 +1404,7 @@ def test_every_stage_does_beside_the_cpu_what_it_does_on_it(
 
 @pytest.mark.slow
 def test_every_method_and_control_works_beside_the_cpu(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft, "LEAST_CHANCE", 0.0)
     with pretended(monkeypatch) as device:
         run = make_run("run", **FEW, **{"model.device": device, "model.dtype": "bfloat16", "train_psi.epochs": 3})
         run.precompute()

@@ -233,7 +233,7 @@ class Blocks:
 
         GPT-2 adds its position table here, to contemplation tokens too.
         """
-        return self._enter(embeds_BTD, positions(sequence.mask_BS, embeds_BTD.shape[1]))
+        return self._enter(embeds_BTD, self._around(sequence, embeds_BTD).place_BT)
 
     def _enter(self, embeds_BTD: Tensor, place_BT: Tensor) -> Tensor:
         return embeds_BTD if self.position_table is None else embeds_BTD + self.position_table(place_BT)

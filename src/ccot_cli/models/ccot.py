@@ -45,7 +45,7 @@ class CcotReasoner(AnswerReasoner):
             looks=self._looks(queries, most),
             reserved=self.reserved,
         )
-        drafts = not self._is_reference and self.draft.pays(len(queries))
+        drafts = not (self._is_reference or self.control) and self.draft.pays(len(queries))
         draft_B = self.draft(tokens.final_BD) if drafts else None
         if self.control:
             sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)

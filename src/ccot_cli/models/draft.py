@@ -20,8 +20,6 @@ from ccot_cli.errors import CorruptError, anew
 from ccot_cli.tensors.probes import Probe, fit_probe
 
 FILE_NAME = "draft.safetensors"
-
-
 LEAST_CHANCE = 0.1
 """How likely a draft has to save a batch its pass: a wrong one costs a column in the pass that all rows need."""
 
@@ -78,4 +76,4 @@ def fit_draft(last_MD: Tensor, first_M: Tensor, *, validation: tuple[Tensor, Ten
     """
     probe = fit_probe(last_MD.cpu(), first_M.cpu())
     is_right_M = probe.is_right(*(each.cpu() for each in validation))
-    return Draft(probe, float(is_right_M.float().mean()))
+    return Draft(probe, float(is_right_M.float().mean())).to(last_MD.device)

@@ -27,7 +27,7 @@ class Text:
 
 
 _SILENT = -1
-"""In a column of decoded tokens: a row that says nothing there."""
+"""In place of a token: a row that says nothing."""
 
 
 @dataclass
@@ -44,26 +44,20 @@ class _Speakers:
         self.is_alive_B = self.limit_B > 0
         self.is_capped_B = ~self.is_alive_B
         self._num_said_B = torch.zeros_like(self.limit_B)
-        self._columns: list[Tensor] = []
+        self.said: list[list[int]] = [[] for _ in self.limit_B]
 
     def say(self, next_B: Tensor, who_B: Tensor) -> None:
         """Let some of those that are alive say a token, which may be their last."""
-        self._columns.append(torch.where(who_B, next_B, _SILENT))
+        for row, token in zip(self.said, torch.where(who_B, next_B, _SILENT).tolist(), strict=True):
+            if token != _SILENT:
+                row.append(token)
         self._num_said_B = self._num_said_B + who_B
         if self.may_end:
             self.is_alive_B = self.is_alive_B & ~(who_B & (next_B == self.eos_id))
         if self.is_done is not None:
-            self.is_alive_B = self.is_alive_B & ~torch.tensor(
-                list(map(self.is_done, self.said())), device=next_B.device
-            )
+            self.is_alive_B = self.is_alive_B & ~torch.tensor([*map(self.is_done, self.said)], device=next_B.device)
         is_full_B = self.is_alive_B & (self.limit_B <= self._num_said_B)
         self.is_capped_B, self.is_alive_B = self.is_capped_B | is_full_B, self.is_alive_B & ~is_full_B
-
-    def said(self) -> list[list[int]]:
-        """Each row's tokens."""
-        if not self._columns:
-            return [[] for _ in self.limit_B]
-        return [[token for token in row if token != _SILENT] for row in torch.stack(self._columns, dim=1).tolist()]
 
 
 def answer_loss(
@@ -127,7 +121,7 @@ def decode(
         next_B = _next(theta, sequence, fed_BT, speakers.is_alive_B[:, None].expand_as(fed_BT))[:, -1]
         speakers.say(next_B, speakers.is_alive_B)
         fed_BT = next_B[:, None]
-    ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in speakers.said()]
+    ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in speakers.said]
     return Text(ids=ids, is_capped=speakers.is_capped_B.tolist())
 
 

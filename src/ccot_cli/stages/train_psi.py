@@ -226,10 +226,8 @@ class _Job:
             context.rollouts if isinstance(context, RolloutContext) else self._roll_out(queries, self.train_examples)
         )
         last, held_out = self._last_states(queries, rollouts, self.train_examples), self._held_states()
-        fitted, draft = (
-            fit_end(*last.labelled, self.forecast),
-            fit_draft(*last.answered, validation=held_out.answered),
-        )
+        fitted = fit_end(*last.labelled, self.forecast)
+        draft = fit_draft(*last.answered, validation=held_out.answered)
         draft.save(build.folder)
         sureness, accuracy, mean_tokens = self._settle_end(method, fitted, draft)
         end = fitted.surer(sureness)
