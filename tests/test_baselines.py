@@ -36,7 +36,6 @@ from ccot_cli.models.draft import Draft
 from ccot_cli.models.end import End
 from ccot_cli.models.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.loading import BASELINES
-from ccot_cli.models.looks import Forecast
 from ccot_cli.models.psi import Text, answer_loss, decode
 from ccot_cli.models.psi_training import Context, PsiExample, PsiTraining, QueryContext
 from ccot_cli.models.queries import encode_query
@@ -45,7 +44,7 @@ from ccot_cli.models.scorer import Scorer
 from ccot_cli.models.selectors import Selector, predictive
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import BaselineName
-from ccot_cli.tensors.probes import Probe
+from ccot_cli.tensors.probes import Logistic, Probe
 from ccot_cli.tensors.select import num_kept
 
 QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
@@ -319,7 +318,8 @@ def test_gpt2_is_given_no_token_beyond_its_last_position(make_theta: MakeTheta) 
     asked = next(text for count in range(most, 0, -1) if len(theta.encoder.query(text := "pens " * count)) <= most - 4)
     replies, _ = latent.reply([asked])
     assert replies[0].num_contemplation >= 1
-    never = End(torch.zeros(theta.model.config.hidden_size), torch.tensor(-1.0), Forecast(4.0, 0.0, 1.0))
+    no = Logistic(torch.zeros(theta.model.config.hidden_size), torch.tensor(-1.0))
+    never = End(no, no)
     draft = Draft(Probe(torch.zeros(theta.model.config.hidden_size + 1, 1), torch.tensor([5])), 1.0)
     contemplating = CcotReasoner(theta, adapters, Method("ccot", "0.1", 2), decoding, never, draft)
     with torch.no_grad():

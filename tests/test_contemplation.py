@@ -1,6 +1,7 @@
 """φ and ψ against slow, obvious versions of themselves."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from itertools import count as counting
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ccot_cli.errors import UsageError
 from ccot_cli.models import queries
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Blocks, Sequence
+from ccot_cli.models.looks import Chance
 from ccot_cli.models.phi import Contemplation, contemplate, replay
 from ccot_cli.models.psi import answer_loss, decode
 from ccot_cli.models.queries import encode_query
@@ -30,7 +32,7 @@ def adapters(theta: Theta) -> Adapters:
 
 @torch.no_grad()
 def roll(
-    theta: Theta, adapters: Adapters, queries: list[list[int]], counts: list[int], *, looks: Iterable[int] = ()
+    theta: Theta, adapters: Adapters, queries: list[list[int]], counts: list[int]
 ) -> tuple[Contemplation, Sequence]:
     sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
     tokens = contemplate(
@@ -41,7 +43,6 @@ def roll(
         layer=LAYER,
         max_tokens=max(counts),
         num_tokens_B=torch.tensor(counts),
-        looks=looks,
     )
     return tokens, sequence
 
@@ -69,17 +70,45 @@ def slow_rollout(theta: Theta, adapters: Adapters, query: list[int], count: int)
     return [[state[0, token] for state in states] for token in range(count)]
 
 
+def expecting(*, every: int) -> Chance:
+    """Expects END at every so many tokens, in all rows."""
+    place = counting(1)
+    return lambda lower_BD: torch.full((len(lower_BD),), float(next(place) % every == 0))
+
+
+class EndAfter:
+    """Says END after so many tokens of each row, whatever their states are."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self._left_B = torch.tensor(counts)
+        self.asked: list[int] = []
+
+    def __call__(self, last_BTD: Tensor) -> Tensor:
+        self.asked.append(last_BTD.shape[1])
+        found_BT = torch.arange(1, last_BTD.shape[1] + 1) == self._left_B[:, None]
+        self._left_B = self._left_B - last_BTD.shape[1]
+        return found_BT
+
+
 LOOKS = pytest.mark.parametrize(
-    "looks", [range(1, 99), range(3, 99, 3), [2, 7], []], ids=["all", "third", "some", "none"]
+    "looks",
+    [lambda: None, lambda: expecting(every=1), lambda: expecting(every=3), lambda: expecting(every=99)],
+    ids=["reference", "all", "third", "none"],
 )
+Looks = Callable[[], Chance | None]
 
 
 @LOOKS
 def test_cached_batched_half_depth_rollout_equals_the_algorithm_run_anew_for_every_token(
-    theta: Theta, adapters: Adapters, looks: Iterable[int]
+    theta: Theta, adapters: Adapters, looks: Looks
 ) -> None:
-    tokens, _ = roll(theta, adapters, QUERIES, COUNTS, looks=looks)
+    with torch.no_grad():
+        sequence, first = encode_query(theta, adapters, QUERIES, layer=LAYER)
+        tokens = contemplate(
+            theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=EndAfter(COUNTS), chance=looks()
+        )
     assert tokens.num_tokens_B.tolist() == COUNTS
+    assert sequence.mask_BS.sum(dim=1).tolist() == [len(each) + k for each, k in zip(QUERIES, COUNTS, strict=True)]
     for row, (query, count) in enumerate(zip(QUERIES, COUNTS, strict=True)):
         expected = slow_rollout(theta, adapters, query, count)
         for place in range(count):
@@ -111,13 +140,33 @@ def test_queries_in_several_passes_leave_what_one_pass_leaves(
 def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(theta: Theta, adapters: Adapters) -> None:
     tokens, _ = roll(theta, adapters, QUERIES, COUNTS)
     sequence, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
-    last = replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER)
+    lower, last = replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER)
     torch.testing.assert_close(last[tokens.mask_BK], tokens.last_BKD[tokens.mask_BK])
+    fed_next = tokens.mask_BK[:, 1:]
+    torch.testing.assert_close(lower[:, :-1][fed_next], tokens.inputs_BKD[:, 1:][fed_next])
+
+
+@torch.no_grad()
+def test_no_token_is_generated_behind_an_end_that_was_foretold(theta: Theta, adapters: Adapters) -> None:
+    sequence, first = encode_query(theta, adapters, QUERIES, layer=LAYER)
+    is_end, place = EndAfter(COUNTS), counting(1)
+
+    def chance(lower_BD: Tensor) -> Tensor:
+        at = next(place)
+        return torch.tensor([float(count == at) for count in COUNTS])
+
+    tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chance=chance)
+    # All rows together, at the longest's last token.
+    assert is_end.asked == [max(COUNTS)]
+    assert tokens.num_tokens_B.tolist() == COUNTS
+    assert tokens.inputs_BKD.shape[1] == max(COUNTS)
+    columns = max(map(len, QUERIES)) + max(COUNTS)
+    assert {keys.shape[2] for keys, _ in map(sequence.keys_values, range(theta.num_layers))} == {columns}
 
 
 @LOOKS
 def test_end_stops_each_row_at_its_first_end_wherever_it_is_asked(
-    theta: Theta, adapters: Adapters, looks: Iterable[int]
+    theta: Theta, adapters: Adapters, looks: Looks
 ) -> None:
     free, _ = roll(theta, adapters, QUERIES, [9, 9, 9])
     # A classifier that says END at the third, first and no token of the three rows.
@@ -132,7 +181,9 @@ def test_end_stops_each_row_at_its_first_end_wherever_it_is_asked(
 
     with torch.no_grad():
         sequence, first = encode_query(theta, adapters, QUERIES, layer=LAYER)
-        stopped = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, looks=looks)
+        stopped = contemplate(
+            theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chance=looks()
+        )
     assert stopped.num_tokens_B.tolist() == [3, 1, 9]
     assert stopped.is_capped_B.tolist() == [False, False, True]
     assert sequence.mask_BS.sum(dim=1).tolist() == [6 + 3, 3 + 1, 5 + 9]
@@ -224,7 +275,18 @@ def test_gpt2_contemplates_up_to_its_last_position(make_theta: MakeTheta) -> Non
     assert most is not None
     with torch.no_grad():
         sequence, first = encode_query(theta, adapters, [[5] * (most - 3), [6] * (most - 5)], layer=LAYER)
-        tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9)
+        tokens = contemplate(theta, adapters, sequence.copy(), first, layer=LAYER, max_tokens=9)
+        assert tokens.num_tokens_B.tolist() == [3, 5]
+        tokens = contemplate(
+            theta,
+            adapters,
+            sequence,
+            first,
+            layer=LAYER,
+            max_tokens=9,
+            is_end=EndAfter([9, 9]),
+            chance=expecting(every=2),
+        )
         assert tokens.num_tokens_B.tolist() == [3, 5]
         sequence, first = encode_query(theta, adapters, [[5] * most], layer=LAYER)
         with pytest.raises(UsageError, match="positions"):

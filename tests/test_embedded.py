@@ -79,18 +79,30 @@ def test_most_answers_are_drafted_from_the_last_contemplation_token(
     assert sum([token] == each for token, each in zip(drafted, said, strict=True)) >= 54  # about 59
 
 
-def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    questions = [problem.question for problem in load_test(Settings().data, limit=12, seed=7)]
-    looks: list[int] = []
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """About how many tokens END is asked at once, look by look."""
+    found: list[int] = []
     judge = End.__call__
 
     def judged(self: End, last_BKD: torch.Tensor) -> torch.Tensor:
-        looks.append(last_BKD.shape[1])
+        found.append(last_BKD.shape[1])
         return judge(self, last_BKD)
 
     monkeypatch.setattr(End, "__call__", judged)
+    return found
+
+
+def test_the_shipped_end_is_foretold(looks: list[int]) -> None:
+    questions = [problem.question for problem in load_test(Settings().data, limit=30, seed=7)]
+    reasoner = find_methods(None, Settings()).load(Decimal("0.1"))
+    tokens = sum(reasoner.reply([question])[0][0].num_contemplation for question in questions)
+    assert len(looks) <= 33  # about 30.5
+    assert tokens <= sum(looks) <= tokens + 3
+
+
+def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(looks: list[int]) -> None:
+    questions = [problem.question for problem in load_test(Settings().data, limit=12, seed=7)]
     told, asked = {}, {}
     for engine in ("fast", "reference"):
         reasoner = find_methods(None, override(Settings(), {"decoding.engine": engine})).load(Decimal("0.1"))
@@ -135,7 +147,7 @@ def test_questions_of_like_length_are_answered_together_and_in_their_order(monke
 def test_what_a_cap_ended_is_marked(methods: Methods) -> None:
     reasoner = methods.load(Decimal("0.1"))
     assert isinstance(reasoner, CcotReasoner)
-    endless = replace(reasoner, end=replace(reasoner.end, bias=torch.tensor(-1e9)))
+    endless = replace(reasoner, end=replace(reasoner.end, rule=reasoner.end.rule.stricter(1e9)))
     [reply], _ = endless.reply([QUESTION])
     assert (reply.is_truncated, reply.num_contemplation) == (True, 20)
     wordy = replace(reasoner, decoding=reasoner.decoding.model_copy(update={"max_answer_tokens": 1}))

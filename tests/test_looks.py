@@ -1,69 +1,57 @@
-"""When END is asked: the plan against every other, the forecast against draws."""
+"""When END is asked: where another token would cost more layers than a look, on the mean."""
 
-import random
-from itertools import combinations
-from statistics import fmean
+from itertools import pairwise
 
 import pytest
+import torch
 
-from ccot_cli.models.looks import UNFORESEEN, Forecast, plan
+from ccot_cli.models.looks import Lookout
 
-
-def cost(looks: list[int], count: int, layer: int, num_layers: int) -> int:
-    """Layers that are run for a contemplation of so many tokens."""
-    seen = next(place for place, look in enumerate(looks, start=1) if look >= count)
-    return looks[seen - 1] * layer + seen * (num_layers - layer)
+STATES = torch.zeros(1, 4)
 
 
-def mean_cost(looks: list[int], shares: list[float], layer: int, num_layers: int) -> float:
-    return sum(share * cost(looks, count, layer, num_layers) for count, share in enumerate(shares, start=1))
+def due(chances: list[float], layer: int, num_layers: int) -> list[bool]:
+    """Whether a look is due behind each token of one row, where none has come before."""
+    coming = iter(chances)
+    lookout = Lookout(
+        lambda lower_BD: torch.tensor([next(coming)]), torch.tensor([True]), layer=layer, num_layers=num_layers
+    )
+    return [lookout.is_due(STATES) for _ in chances]
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize(("layer", "num_layers"), [(7, 8), (4, 8), (1, 8), (8, 8)])
-def test_no_other_plan_runs_fewer_layers(seed: int, layer: int, num_layers: int) -> None:
-    generator = random.Random(seed)
-    drawn = [generator.random() ** 4 for _ in range(8)]
-    shares = [each / sum(drawn) for each in drawn]
-    every = [[*some, 8] for size in range(8) for some in combinations(range(1, 8), size)]
-    least = min(mean_cost(looks, shares, layer, num_layers) for looks in every)
-    looks = plan(shares, layer=layer, num_layers=num_layers)
-    assert looks in every
-    assert mean_cost(looks, shares, layer, num_layers) == pytest.approx(least)
+@pytest.mark.parametrize(("layer", "num_layers"), [(7, 8), (4, 8), (1, 8), (16, 32)])
+@pytest.mark.parametrize("chance", [0.05, 0.124, 0.126, 0.3, 0.49, 0.51, 0.874, 0.876, 0.99])
+def test_a_look_is_due_where_waiting_costs_more_layers_on_the_mean(chance: float, layer: int, num_layers: int) -> None:
+    in_vain, waiting = (1 - chance) * (num_layers - layer), chance * layer
+    assert due([chance], layer, num_layers) == [waiting > in_vain]
 
 
-def test_a_sure_forecast_looks_where_the_end_is() -> None:
-    assert plan([0.0, 0.0, 1.0, 0.0, 1e-9], layer=4, num_layers=8)[0] == 3
+def test_chances_add_up_until_the_next_look() -> None:
+    # 1 - 0.8, 1 - 0.8 ** 2, 1 - 0.8 ** 3, 1 - 0.8 ** 4
+    assert due([0.2] * 4, 4, 8) == [False, False, False, True]
+    found = due([0.01] * 30, 7, 8)
+    assert found.index(True) == next(count for count in range(30) if 1 - 0.99 ** (count + 1) >= 1 / 8)
+    assert all(not before or after for before, after in pairwise(found))
 
 
-def test_a_forecast_is_the_line_through_the_examples() -> None:
-    generator = random.Random(0)
-    lengths = [generator.randrange(20, 100) for _ in range(4000)]
-    found = Forecast.fit(lengths, [round(2 + 0.1 * length + generator.gauss(0, 1.5)) for length in lengths])
-    assert found.base == pytest.approx(2, abs=0.2)
-    assert found.slope == pytest.approx(0.1, abs=0.005)
-    assert found.spread == pytest.approx(1.5, abs=0.1)
+def test_where_all_layers_are_fed_back_a_look_costs_nothing() -> None:
+    assert due([0.0, 0.0], 8, 8) == [True, True]
 
 
-def test_one_length_or_one_count_is_forecast_too() -> None:
-    assert Forecast.fit([30, 30], [4, 6]) == Forecast(5, 0, 1)
-    sure = Forecast.fit([30, 40], [4, 4])
-    assert sure.shares([35], 8)[3] > 0.9
+def test_an_end_that_is_not_expected_is_not_looked_for() -> None:
+    assert due([0.0] * 50, 7, 8) == [False] * 50
 
 
-def test_shares_are_those_of_a_batchs_longest_contemplation() -> None:
-    forecast, lengths, most = Forecast(1, 0.1, 1.2), [40, 40, 55, 60], 20
-    shares = forecast.shares(lengths, most)
-    assert sum(shares) == pytest.approx(1)
-    assert min(shares) >= UNFORESEEN / most * 0.999
-    generator = random.Random(0)
-    longest = [
-        max(round(generator.gauss(forecast.base + forecast.slope * each, forecast.spread)) for each in lengths)
-        for _ in range(20_000)
-    ]
-    for count, share in enumerate(shares, start=1):
-        assert share == pytest.approx(fmean(each == count for each in longest), abs=0.02)
-
-
-def test_what_lies_beyond_the_cap_ends_there() -> None:
-    assert Forecast(50, 0, 1).shares([10], 5)[-1] > 0.98
+@pytest.mark.parametrize(
+    ("chances", "is_alive", "is_due"),
+    [
+        ([1.0, 1.0, 0.0], [True, True, True], False),
+        ([1.0, 1.0, 0.0], [True, True, False], True),
+        ([0.8, 0.8, 1.0], [True, True, True], True),
+        ([0.7, 0.7, 1.0], [True, True, True], False),
+        ([0.7, 0.7, 1.0], [False, True, True], True),
+    ],
+)
+def test_a_batch_waits_for_all_of_its_rows(chances: list[float], is_alive: list[bool], is_due: bool) -> None:
+    lookout = Lookout(lambda lower_BD: torch.tensor(chances), torch.tensor(is_alive), layer=4, num_layers=8)
+    assert lookout.is_due(torch.zeros(3, 4)) == is_due

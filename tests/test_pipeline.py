@@ -32,7 +32,6 @@ from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.draft import Draft, fit_draft
 from ccot_cli.models.end import BEYOND, End, fit_end
 from ccot_cli.models.loading import BASELINES
-from ccot_cli.models.looks import Forecast
 from ccot_cli.models.memory import fits, is_out_of_memory
 from ccot_cli.models.phi import contemplate
 from ccot_cli.models.psi_training import PsiTraining, RolloutContext
@@ -46,6 +45,7 @@ from ccot_cli.stages import evaluate, precompute, queries, score, sweep, train_b
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.ceiling import gold_ceiling
 from ccot_cli.stages.methods import find_methods
+from ccot_cli.tensors.probes import Logistic, fit_logistic
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Workspace
 
@@ -773,9 +773,15 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
 ) -> None:
     fitted: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def watched(last_MD: torch.Tensor, is_last_M: torch.Tensor, forecast: Forecast) -> End:
+    def watched(last_MD: torch.Tensor, is_last_M: torch.Tensor) -> Logistic:
         fitted.append((last_MD, is_last_M))
-        return fit_end(last_MD, is_last_M, forecast)
+        return fit_logistic(last_MD, is_last_M)
+
+    hinted: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+
+    def watched_hint(rule: Logistic, lower: list[torch.Tensor], last: list[torch.Tensor]) -> End:
+        hinted.append((lower, last))
+        return fit_end(rule, lower, last)
 
     drafted: list[tuple[torch.Tensor, ...]] = []
 
@@ -783,7 +789,8 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
         drafted.extend([shown, validation])
         return fit_draft(*shown, validation=validation)
 
-    monkeypatch.setattr(train_psi, "fit_end", watched)
+    monkeypatch.setattr(train_psi, "fit_logistic", watched)
+    monkeypatch.setattr(train_psi, "fit_end", watched_hint)
     monkeypatch.setattr(train_psi, "fit_draft", watched_draft)
     run = make_run()
     run.precompute()
@@ -793,7 +800,7 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
     theta = load_theta(run.settings.model)
     adapters = Adapters(theta)
     adapters.load(PHI, run.workspace.folder("train-psi", "r0.10") / PHI)
-    states, labels, firsts = [], [], []
+    fed, states, labels, firsts = [], [], [], []
     with torch.no_grad():
         for problem in stored_problems(run, is_validation=False):
             firsts.append(problem.answer[0])
@@ -802,6 +809,7 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
             made = contemplate(
                 theta, adapters, sequence, first_BD, layer=2, max_tokens=count, num_tokens_B=torch.tensor([count])
             )
+            fed.append(made.inputs_BKD[0])
             states.append(made.last_BKD[0])
             labels += [*[False] * (count - 1), True]
     [(last_MD, is_last_M)] = fitted
@@ -809,6 +817,11 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
     # The kept queries are rounded.
     scale = float(last_MD.abs().mean())
     torch.testing.assert_close(last_MD, torch.cat(states), atol=0.1 * scale, rtol=0.05)
+    [(lower, last)] = hinted
+    assert torch.equal(torch.cat(last), last_MD)
+    scale = float(torch.cat(fed).abs().mean())
+    for low, inputs in zip(lower, fed, strict=True):
+        torch.testing.assert_close(low[:-1], inputs[1:], atol=0.1 * scale, rtol=0.05)
     (final_MD, first_M), (held_MD, held_M) = drafted
     assert torch.equal(final_MD, last_MD[is_last_M])
     assert first_M.tolist() == firsts
@@ -836,19 +849,41 @@ def test_end_is_as_sure_as_validates_best_where_it_may_be_late(
         asked.append(reasoner.end)
         return next(right), float(len(asked))
 
+    hinted: list[list[torch.Tensor]] = []
+
+    def watched(rule: Logistic, lower: list[torch.Tensor], last: list[torch.Tensor]) -> End:
+        hinted.append(last)
+        return fit_end(rule, lower, last)
+
+    drafted: list[torch.Tensor] = []
+
+    def watched_draft(final_MD: torch.Tensor, first_M: torch.Tensor, validation: Any) -> Draft:
+        drafted.append(final_MD)
+        return fit_draft(final_MD, first_M, validation=validation)
+
     monkeypatch.setattr(train_psi, "marks_of", measure)
+    monkeypatch.setattr(train_psi, "fit_end", watched)
+    monkeypatch.setattr(train_psi, "fit_draft", watched_draft)
     run = make_run(**{"train_psi.ends": ends, "train_psi.epochs": 1})
     run.precompute()
     run.score()
     run.train_phi()
     result = run.train_psi()
-    assert [round(float(asked[0].bias - each.bias), 4) for each in asked] == ([0, 1, 2, 3] if ends == "late" else [0])
+    lengths = [len(problem.chain) for problem in stored_problems(run, is_validation=False)]
+    counts = [num_kept(RATIO, length) for length in lengths]
+    late = [min(count + BEYOND, length) for count, length in zip(counts, lengths, strict=True)]
+    assert [[len(each) for each in last] for last in hinted] == [late if ends == "late" else counts] * len(asked)
+    kth = [each[count - 1] for each, count in zip(hinted[0], counts, strict=True)]
+    assert torch.equal(drafted[0], torch.stack(kth))
+    lower = [round(float(asked[0].rule.bias - each.rule.bias), 4) for each in asked]
+    assert lower == ([0, 1, 2, 3] if ends == "late" else [0])
     chosen = asked[2 if ends == "late" else 0]
     assert (result.sureness, result.validation_accuracy) == (expected, pytest.approx(1 / 6 if ends == "late" else 0))
     assert result.mean_tokens == (3.0 if ends == "late" else 1.0)
-    saved = End.load(run.workspace.folder("train-psi", "r0.10"), chosen.weight_D.shape[0])
-    assert torch.equal(saved.weight_D, chosen.weight_D)
-    assert torch.equal(saved.bias, chosen.bias)
+    saved = End.load(run.workspace.folder("train-psi", "r0.10"), chosen.rule.weight_D.shape[0])
+    for mine, theirs in ((saved.rule, chosen.rule), (saved.hint, chosen.hint)):
+        assert torch.equal(mine.weight_D, theirs.weight_D)
+        assert torch.equal(mine.bias, theirs.bias)
 
 
 @pytest.mark.parametrize(

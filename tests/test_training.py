@@ -23,7 +23,6 @@ from ccot_cli.models.gold import gold_states, plan_batches
 from ccot_cli.models.joint import JointTraining
 from ccot_cli.models.joint import generate as generate_states
 from ccot_cli.models.layerwise import PhiExample, rest_bytes, train_layerwise
-from ccot_cli.models.looks import Forecast
 from ccot_cli.models.optimise import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
 from ccot_cli.models.phi import contemplate
 from ccot_cli.models.predictive import surprisals
@@ -40,13 +39,14 @@ from ccot_cli.models.psi_training import (
     UnrolledContext,
     end_loss,
     judge_end,
-    last_states,
     roll_out,
+    token_states,
 )
 from ccot_cli.models.queries import FreshQueries, KeptQueries, encode_query, fill_queries, num_bytes
 from ccot_cli.models.theta import Theta
 from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import scaled_errors, scaled_mse
+from ccot_cli.tensors.probes import Logistic, fit_logistic
 
 LAYER = 2
 
@@ -515,15 +515,17 @@ def test_a_resumed_psi_training_ends_in_the_same_bits(make_theta: MakeTheta, tmp
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_last_states_are_those_of_each_problems_own_rollout(llama: Theta) -> None:
+def test_token_states_are_those_of_each_problems_own_rollout(llama: Theta) -> None:
     adapters = shaken(llama, PHI)
     examples = psi_examples(llama)
     rollouts, queries = rolled_out(llama, adapters, examples), fresh_queries(llama, adapters, examples)
-    states = last_states(RolloutContext(llama, adapters, queries, rollouts, LAYER), examples, batch_size=4)
-    for example, found in zip(examples, states, strict=True):
+    lower, last = token_states(RolloutContext(llama, adapters, queries, rollouts, LAYER), examples, batch_size=4)
+    for example, low, found in zip(examples, lower, last, strict=True):
         sequence, first = encode_query(llama, adapters, [example.query], layer=LAYER)
         alone = contemplate(llama, adapters, sequence, first, layer=LAYER, max_tokens=example.num_tokens)
         torch.testing.assert_close(found, alone.last_BKD[0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(low[:-1], alone.inputs_BKD[0, 1:], atol=1e-5, rtol=1e-4)
+        assert len(low) == example.num_tokens
 
 
 def test_the_last_of_each_problems_tokens_is_labelled_and_what_lies_behind_it_is_left_out() -> None:
@@ -595,24 +597,22 @@ def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_stat
 
 # END
 
-FORECAST = Forecast(1.5, 0.25, 0.5)
-
 
 def test_end_finds_a_plane_that_separates() -> None:
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(400, 6, generator=generator) * torch.tensor([1.0, 10.0, 0.1, 1.0, 1.0, 100.0]) + 5
     labels = (states[:, 1] - 5) / 10 + (states[:, 2] - 5) / 0.1 > 0.5
-    end = fit_end(states, labels, FORECAST)
+    end = fit_end(fit_logistic(states, labels), [-states], [states])
     report = judge_end(end, states, labels)
     assert report.accuracy > 0.98
     assert report.true_ends + report.missed_ends == int(labels.sum())
 
 
-def test_end_is_solved_to_the_optimum() -> None:
+def test_logistic_regression_is_solved_to_the_optimum() -> None:
     generator = torch.Generator().manual_seed(1)
     states = torch.randn(300, 5, generator=generator) * 3 + 2
     labels = states[:, 0] + 2 * torch.randn(300, generator=generator) > 2
-    end = fit_end(states, labels, FORECAST, penalty=1e-2)
+    end = fit_logistic(states, labels, penalty=1e-2)
     scaled = (states - states.mean(dim=0)) / states.std(dim=0, correction=0)
     weight = (end.weight_D * states.std(dim=0, correction=0)).requires_grad_()
     bias = (end.bias + end.weight_D @ states.mean(dim=0)).requires_grad_()
@@ -625,25 +625,45 @@ def test_end_is_solved_to_the_optimum() -> None:
     assert float(weight.detach().abs().max()) > 0.1
 
 
-def test_a_surer_end_ends_where_the_logit_is_above_the_threshold() -> None:
-    end, states = End(torch.tensor([1.0, 0.0]), torch.tensor(0.5), FORECAST), torch.tensor([[[-1.0, 9.0], [1.0, 9.0]]])
-    assert end(states).tolist() == [[False, True]]
-    assert end.surer(1.4)(states).tolist() == [[False, True]]
-    assert end.surer(1.6)(states).tolist() == [[False, False]]
+def test_a_stricter_rule_ends_where_the_logit_is_above_the_threshold() -> None:
+    rule, states = Logistic(torch.tensor([1.0, 0.0]), torch.tensor(0.5)), torch.tensor([[[-1.0, 9.0], [1.0, 9.0]]])
+    for by, expected in ((0.0, True), (1.4, True), (1.6, False)):
+        assert End(rule.stricter(by), rule)(states).tolist() == [[False, expected]]
+
+
+def test_the_hint_learns_what_the_rule_says_of_tokens_up_to_the_first_end() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lower = [torch.randn(1 + number % 6, 3, generator=generator) for number in range(400)]
+    # The rule sees at L what the hint sees at l, turned round; behind its first END all is turned round once more.
+    last = [-each for each in lower]
+    rule = Logistic(torch.tensor([0.0, 2.0, 0.0]), torch.tensor(-0.5))
+    for low, high in zip(lower, last, strict=True):
+        said = (rule.logits(high) > 0).tolist()
+        if True in said:
+            low[said.index(True) + 1 :] *= -1
+    end = fit_end(rule, lower, last)
+    chances = [end.chance(each) for each in lower]
+    for chance, high in zip(chances, last, strict=True):
+        said = (rule.logits(high) > 0).tolist()
+        reached = said.index(True) + 1 if True in said else len(said)
+        sure = rule.logits(high)[:reached].abs() > 0.3
+        assert ((chance[:reached] > 0.5) == torch.tensor(said[:reached]))[sure].all()
 
 
 def test_end_survives_saving(tmp_path: Path) -> None:
-    end = End(torch.tensor([1.0, -2.0]), torch.tensor(0.5), FORECAST)
+    rule, hint = Logistic(torch.tensor([1.0, -2.0]), torch.tensor(0.5)), Logistic(torch.ones(2), torch.tensor(-1.0))
+    end = End(rule, hint)
     end.save(tmp_path)
-    states = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
-    assert End.load(tmp_path, 2).forecast == FORECAST
-    assert End.load(tmp_path, 2)(states).tolist() == end(states).tolist() == [[True, False]]
+    states, read = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]), End.load(tmp_path, 2)
+    assert read(states).tolist() == end(states).tolist() == [[True, False]]
+    assert torch.equal(read.chance(states), end.chance(states))
+    assert end.chance(torch.tensor([[0.5, 0.5]])).tolist() == [0.5]
 
 
 # Memory
 
 
-@pytest.mark.parametrize("work", ["roll out", "last states", "queries", "surprisals", "judge"])
+@pytest.mark.parametrize("work", ["roll out", "token states", "queries", "surprisals", "judge"])
 def test_what_does_not_fit_is_done_in_smaller_parts(
     llama: Theta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
@@ -668,7 +688,8 @@ def test_what_does_not_fit_is_done_in_smaller_parts(
         rollouts = [inputs[number] for number in range(len(asked))]
         if work == "roll out":
             return rollouts
-        return last_states(RolloutContext(llama, adapters, queries, rollouts, LAYER), examples, batch_size=9)
+        lower, last = token_states(RolloutContext(llama, adapters, queries, rollouts, LAYER), examples, batch_size=9)
+        return [*lower, *last]
 
     expected, enter, refused = done(), llama.blocks.enter, []
 
@@ -757,11 +778,11 @@ def test_ends_are_as_often_late_as_ends_own_and_never_early() -> None:
         + 0.7 * torch.randn(count + BEYOND, 2, generator=generator)
         for count in counts
     ]
-    ends = LateEnds(states, counts, FORECAST, seed=0)
+    ends = LateEnds(states, counts, seed=0)
     assert ends(0) == ends(0)
     assert ends(0) != ends(1)
     assert all(count <= drawn <= count + BEYOND for drawn, count in zip(ends(0), counts, strict=True))
-    end = fit_end(*labelled(states, counts), FORECAST)
+    end = fit_logistic(*labelled(states, counts))
     expected = torch.zeros(3)
     for state, count in zip(states, counts, strict=True):
         chance = end.logits(state).sigmoid()
@@ -779,7 +800,7 @@ def test_ends_are_as_often_late_as_ends_own_and_never_early() -> None:
 def test_ends_that_are_certain_are_the_true_ones() -> None:
     counts = [1 + number % 4 for number in range(80)]
     states = [torch.tensor([[float(column == count - 1), 1.0] for column in range(count + BEYOND)]) for count in counts]
-    assert LateEnds(states, counts, FORECAST, seed=0)(0) == counts
+    assert LateEnds(states, counts, seed=0)(0) == counts
 
 
 def test_ends_are_drawn_from_an_end_that_was_fitted_on_other_problems() -> None:
@@ -787,15 +808,15 @@ def test_ends_are_drawn_from_an_end_that_was_fitted_on_other_problems() -> None:
     generator = torch.Generator().manual_seed(0)
     counts = [2] * 20
     states = [torch.randn(2 + BEYOND, 200, generator=generator) for _ in counts]
-    end = fit_end(*labelled(states, counts), FORECAST)
-    assert all(end(each).tolist()[:2] == [False, True] for each in states)
-    ends = LateEnds(states, counts, FORECAST, seed=0)
+    end = fit_logistic(*labelled(states, counts))
+    assert all((end.logits(each) > 0).tolist()[:2] == [False, True] for each in states)
+    ends = LateEnds(states, counts, seed=0)
     assert sum(drawn > 2 for epoch in range(10) for drawn in ends(epoch)) > 20
 
 
 def test_a_single_problem_has_late_ends_too() -> None:
     states = [torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]])]
-    assert LateEnds(states, [2], FORECAST, seed=0)(0) == [2]
+    assert LateEnds(states, [2], seed=0)(0) == [2]
 
 
 def test_end_is_taught_to_phi_where_phi_learns_with_psi(llama: Theta) -> None:

@@ -3,19 +3,23 @@
     python examples/benchmarks/questions.py                                # minutes on two cores
     python examples/benchmarks/questions.py --batch-size 1 --output questions.json
 
-The same test problems for all, answered in turns; the time of loading is left out. Beside the times, how many tokens a
-batch's rows would have written had all been as long as the longest, over those that they wrote: what filling the places
-of finished rows could save at most. Where CCoT drafts the answer's first token, what it takes without.
+All methods take turns on every eight of the same test problems; the time of loading is left out. Beside the times, how
+many tokens a batch's rows would have written had all been as long as the longest, over those that they wrote: what
+filling the places of finished rows could save at most. Where CCoT drafts the answer's first token, what it takes
+without, and what it takes where END is asked after every token.
 
 Last, questions in random order, as `ccot ask --input` gets them: batches as the lines come, over reading ahead for
 batches of like length.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from turns import Ratio, Round, ratio, report, take_turns
 
@@ -26,21 +30,41 @@ from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.reasoner import Reasoner, Reply
 from ccot_cli.stages.ask import BATCH_SIZE, Asker
 from ccot_cli.stages.methods import find_methods
+from ccot_cli.tensors.probes import Logistic
+
+TURN = 8
+"""Questions that a method answers before it is another's turn."""
+Said = dict[str, list[list[Reply]]]
+"""What each method said, by batches."""
 
 
-@dataclass
-class Work:
-    """Answers all problems, batch by batch, and keeps what was said last."""
+def answer_in_turns(
+    reasoners: Mapping[str, Reasoner], problems: list[Problem], batch_size: int, repeats: int
+) -> tuple[list[Round], Said]:
+    """Seconds of each method for all problems, in rounds; within one, they take turns on every few questions."""
+    questions = [problem.question for problem in problems]
+    batches = [questions[start : start + batch_size] for start in range(0, len(questions), batch_size)]
+    at_once = max(1, TURN // batch_size)
+    rounds: list[Round] = []
+    for _ in range(1 + repeats):
+        said: Said = {name: [] for name in reasoners}
+        turns = []
+        for start in range(0, len(batches), at_once):
+            part = batches[start : start + at_once]
+            works = {name: partial(answer, each, part, said[name]) for name, each in reasoners.items()}
+            turns += take_turns(works, repeats=1, warm_ups=0)
+        rounds.append({name: sum(turn[name] for turn in turns) for name in reasoners})
+    return rounds[1:], said
 
-    reasoner: Reasoner
-    problems: list[Problem]
-    batch_size: int
-    said: list[list[Reply]] = field(default_factory=list)
 
-    def __call__(self) -> None:
-        questions = [problem.question for problem in self.problems]
-        starts = range(0, len(questions), self.batch_size)
-        self.said = [self.reasoner.reply(questions[start : start + self.batch_size])[0] for start in starts]
+def answer(reasoner: Reasoner, batches: list[list[str]], said: list[list[Reply]]) -> None:
+    """Answer some batches and keep what is said."""
+    said += [reasoner.reply(batch)[0] for batch in batches]
+
+
+def texts(batches: list[list[Reply]]) -> list[str]:
+    """What was said."""
+    return [reply.text for batch in batches for reply in batch]
 
 
 def padding(batches: list[list[Reply]], name: str) -> Ratio:
@@ -51,29 +75,17 @@ def padding(batches: list[list[Reply]], name: str) -> Ratio:
     return Ratio(f"tokens of padded batches / of their rows, {name}", overall, min(shares), max(shares))
 
 
-def drafting(work: Work, name: str, repeats: int) -> tuple[list[Round], list[Ratio]]:
-    """Time CCoT without a draft of the answer, where it makes one, in turns batch by batch: little differs."""
-    reasoner = work.reasoner
-    if not (isinstance(reasoner, CcotReasoner) and reasoner.draft.pays(work.batch_size)):
-        return [], []
-    without = replace(work, reasoner=replace(reasoner, draft=replace(reasoner.draft, share=0.0)))
-    other, starts = f"{name}, no draft", range(0, len(work.problems), work.batch_size)
-    works = {other: without, name: work}
-    batches = [
-        {key: replace(each, problems=each.problems[start : start + each.batch_size]) for key, each in works.items()}
-        for start in starts
-    ]
-    rounds = []
-    for _ in range(1 + repeats):
-        turns = [take_turns(batch, repeats=1, warm_ups=0)[0] for batch in batches]
-        assert all([*map(texts, batch[other].said)] == [*map(texts, batch[name].said)] for batch in batches)
-        rounds.append({key: sum(turn[key] for turn in turns) for key in works})
-    return rounds[1:], [ratio(rounds[1:], other, name)]
-
-
-def texts(replies: list[Reply]) -> list[str]:
-    """What was said."""
-    return [reply.text for reply in replies]
+def variants(name: str, reasoner: Reasoner, batch_size: int) -> dict[str, Reasoner]:
+    """CCoT without a piece of what makes it fast, by what is missing."""
+    if not isinstance(reasoner, CcotReasoner):
+        return {}
+    always = Logistic(torch.zeros_like(reasoner.end.hint.weight_D), torch.tensor(torch.inf))
+    found: dict[str, Reasoner] = {
+        f"{name}, END asked after every token": replace(reasoner, end=replace(reasoner.end, hint=always))
+    }
+    if reasoner.draft.pays(batch_size):
+        found[f"{name}, no draft"] = replace(reasoner, draft=replace(reasoner.draft, share=0.0))
+    return found
 
 
 def reading_ahead(problems: list[Problem], repeats: int) -> tuple[list[Round], Ratio]:
@@ -102,20 +114,21 @@ def main(
     tests = sorted(load_test(settings.data, limit=problems, seed=0), key=lambda problem: len(problem.question))
     rounds: list[Round] = []
     for size in batch_size or [1, 8, 32]:
-        works: dict[str, Work] = {}
+        reasoners: dict[str, Reasoner] = {}
         for number in range(len(find_methods(None, settings).entries())):
             # Each method has a model of its own, for loading one puts the last away.
             entry = find_methods(None, settings).entries()[number]
-            works[f"{entry.name} r = {entry.ratio:f}, {size} at a time"] = Work(entry.load(), tests, size)
-        chain = next(name for name in works if name.startswith("cot "))
-        found = take_turns(works, repeats=repeats)
-        every += [ratio(found, chain, name) for name in works if name != chain]
-        every += [padding(works[name].said, name) for name in works if name == chain or name.startswith("ccot")]
+            reasoners[f"{entry.name} r = {entry.ratio:f}, {size} at a time"] = entry.load()
+        chain = next(name for name in reasoners if name.startswith("cot "))
+        slower = {name: variants(name, reasoner, size) for name, reasoner in reasoners.items()}
+        works = reasoners | {name: each for others in slower.values() for name, each in others.items()}
+        found, said = answer_in_turns(works, tests, size, repeats)
+        every += [ratio(found, chain, name) for name in reasoners if name != chain]
+        every += [padding(said[name], name) for name in reasoners if name == chain or name.startswith("ccot")]
+        for name, others in slower.items():
+            assert all(texts(said[other]) == texts(said[name]) for other in others)
+            every += [ratio(found, other, name) for other in others]
         rounds += found
-        for name, work in works.items():
-            in_turns, gained = drafting(work, name, repeats)
-            rounds += in_turns
-            every += gained
     in_turns, ahead = reading_ahead(load_test(settings.data, limit=lines, seed=0), repeats)
     rounds += in_turns
     every.append(ahead)

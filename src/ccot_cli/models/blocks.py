@@ -50,14 +50,14 @@ class _Surroundings:
     masks: dict[int | None, Tensor]
     """By sliding window: B, 1, T, S."""
 
-    def at(self, column: int) -> "_Surroundings":
-        """Of one column, while those behind it are yet to come."""
-        end, behind = column + 1, column + 1 - self.place_BT.shape[1]
+    def columns(self, first: int, end: int) -> "_Surroundings":
+        """Of some of the columns, while those behind them are yet to come."""
+        behind = (end - self.place_BT.shape[1]) or None
         return _Surroundings(
-            self.mask_BS[:, : behind or None],
-            self.place_BT[:, column:end],
-            self.rotary and (self.rotary[0][:, column:end], self.rotary[1][:, column:end]),
-            {window: mask[:, :, column:end, : behind or None] for window, mask in self.masks.items()},
+            self.mask_BS[:, :behind],
+            self.place_BT[:, first:end],
+            self.rotary and (self.rotary[0][:, first:end], self.rotary[1][:, first:end]),
+            {window: mask[:, :, first:end, :behind] for window, mask in self.masks.items()},
         )
 
 
@@ -293,6 +293,7 @@ class Blocks:
         *,
         layer: int,
         instead: Callable[[int, Tensor], Tensor] | None = None,
+        is_last: Callable[[Tensor], bool] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Layers 1..l, token by token, each token's input being the last one's state at index l.
 
@@ -303,6 +304,7 @@ class Blocks:
             state_BD: The first input.
             wanted_BT: True at tokens that exist.
             instead: (column, a token's state at index l) -> what the next token is fed; that state itself by default.
+            is_last: A token's states at index l -> whether to stop there; the sequence forgets the other columns.
 
         Returns:
             inputs_BTD, what was fed, and lower_BTD, states at index l.
@@ -316,10 +318,16 @@ class Blocks:
             if instead is not None and column:
                 state_BD = instead(column - 1, state_BD)
             inputs.append(state_BD)
-            here = around.at(column)
+            here = around.columns(column, column + 1)
             entered_B1D = self._enter(state_BD[:, None], here.place_BT)
             state_BD = self._run_each(entered_B1D, 0, layer, sequence.cache, here)[-1][:, 0]
             lower.append(state_BD)
+            if is_last is not None and is_last(state_BD):
+                break
+        if len(lower) < num_new:
+            kept = around.columns(0, len(lower))
+            sequence.mask_BS = kept.mask_BS
+            sequence.around = sequence.around and kept
         return torch.stack(inputs, dim=1), torch.stack(lower, dim=1)
 
     def fill(self, hidden_BTD: Tensor, index: int, sequence: Sequence) -> None:

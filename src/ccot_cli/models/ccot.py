@@ -1,12 +1,10 @@
 """CCoT as a way of answering: contemplation tokens, then the answer (paper, Algorithm 2)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ccot_cli.models.controls import Control, Replacement
 from ccot_cli.models.draft import Draft
 from ccot_cli.models.end import End
-from ccot_cli.models.looks import plan
 from ccot_cli.models.phi import contemplate
 from ccot_cli.models.queries import encode_query
 from ccot_cli.models.reasoner import AnswerReasoner, Clock, Prepared, Traits
@@ -42,7 +40,7 @@ class CcotReasoner(AnswerReasoner):
             layer=layer,
             max_tokens=most,
             is_end=self.end,
-            looks=self._looks(queries, most),
+            chance=None if self._is_reference else self.end.chance,
             reserved=self.reserved,
         )
         drafts = not (self._is_reference or self.control) and self.draft.pays(len(queries))
@@ -55,10 +53,3 @@ class CcotReasoner(AnswerReasoner):
     @property
     def _is_reference(self) -> bool:
         return self.decoding.engine == "reference"
-
-    def _looks(self, queries: list[list[int]], most: int) -> Iterable[int]:
-        """After how many tokens END is asked: after every one, as the paper does, or where it is likely."""
-        if self._is_reference:
-            return range(1, most)
-        shares = self.end.forecast.shares([len(query) for query in queries], most)
-        return plan(shares, layer=self.method.autoregressive_layer, num_layers=self.theta.num_layers)

@@ -2,12 +2,12 @@
 
 The next token needs layers 1..l of the last one only, so those run token by token; layers l+1..L read nothing but
 their outputs and follow for a whole chunk of tokens at once, before a look at END. A look after every token is the
-paper's algorithm to the letter, and all looks give the same tokens.
+paper's algorithm to the letter; when one looks changes no token.
 
 Dimensions: B batch, K contemplation tokens, D width.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ccot_cli.models.adapters import PHI, Adapters
 from ccot_cli.models.blocks import Sequence
+from ccot_cli.models.looks import Chance, Lookout
 from ccot_cli.models.theta import Theta
 
 IsEnd = Callable[[Tensor], Tensor]
@@ -54,7 +55,7 @@ def contemplate(
     max_tokens: int,
     num_tokens_B: Tensor | None = None,
     is_end: IsEnd | None = None,
-    looks: Iterable[int] = (),
+    chance: Chance | None = None,
     reserved: int = 0,
 ) -> Contemplation:
     """Generate contemplation tokens after the query, until END, a given number or the cap.
@@ -66,7 +67,7 @@ def contemplate(
         max_tokens: The cap h; the model's last position ends a row too.
         num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
         is_end: The stop classifier; without it and without a number, every row runs to the cap.
-        looks: After how many tokens END is asked, ascending; always after the last.
+        chance: How likely a token is END, by which it is asked there or later; without, after every token.
         reserved: Positions to leave for the answer, where the model has a last one; one token there is always.
     """
     adapters.use(PHI)
@@ -77,16 +78,18 @@ def contemplate(
     is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
     chunks: list[_Chunk] = []
     state_BD, done = first_BD, 0
-    for look in [*(each for each in looks if each < limit), limit]:
-        column_T = torch.arange(done, look, device=device)
+    is_end = is_end if num_tokens_B is None else None
+    while done < limit:
+        lookout = Lookout(chance, is_alive_B, layer=layer, num_layers=theta.num_layers) if is_end and chance else None
+        column_T = torch.arange(done, limit if lookout or not is_end else done + 1, device=device)
         wanted_BT = is_alive_B[:, None] & (column_T[None] < limit_B[:, None])
-        chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer))
-        if num_tokens_B is None and is_end is not None:
+        chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer, lookout=lookout))
+        state_BD, done = chunks[-1].next_BD, done + chunks[-1].exists_BT.shape[1]
+        if is_end:
             chunks[-1] = chunks[-1].cut(is_end, sequence)
             is_alive_B = is_alive_B & ~chunks[-1].has_end_B
             if not bool(is_alive_B.any()):
                 break
-        state_BD, done = chunks[-1].next_BD, look
     return Contemplation(
         inputs_BKD=torch.cat([each.inputs_BTD for each in chunks], dim=1),
         last_BKD=torch.cat([each.last_BTD for each in chunks], dim=1),
@@ -115,11 +118,15 @@ class _Chunk:
         return replace(self, exists_BT=exists_BT, has_end_B=is_end_BT.any(dim=1))
 
 
-def _generate(theta: Theta, sequence: Sequence, state_BD: Tensor, wanted_BT: Tensor, *, layer: int) -> _Chunk:
-    """Layers 1..l token by token, the layers above for all of them at once."""
-    inputs_BTD, lower_BTD = theta.blocks.feed_back(sequence, state_BD, wanted_BT, layer=layer)
+def _generate(
+    theta: Theta, sequence: Sequence, state_BD: Tensor, wanted_BT: Tensor, *, layer: int, lookout: Lookout | None
+) -> _Chunk:
+    """Layers 1..l token by token, all or until a look is due, the layers above for all of them at once."""
+    is_last = lookout.is_due if lookout else None
+    inputs_BTD, lower_BTD = theta.blocks.feed_back(sequence, state_BD, wanted_BT, layer=layer, is_last=is_last)
     last_BTD = theta.blocks.run(lower_BTD, layer, theta.num_layers, sequence)
-    return _Chunk(inputs_BTD, last_BTD, wanted_BT, torch.zeros_like(wanted_BT[:, 0]), lower_BTD[:, -1])
+    exists_BT = wanted_BT[:, : last_BTD.shape[1]]
+    return _Chunk(inputs_BTD, last_BTD, exists_BT, torch.zeros_like(exists_BT[:, 0]), lower_BTD[:, -1])
 
 
 def replay(
@@ -131,17 +138,17 @@ def replay(
     *,
     layer: int,
     trains_above: bool = False,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Run kept contemplation inputs in one parallel pass.
 
     Layers 1..l never see a gradient; those above do where `trains_above` (paper, section 4.2).
 
     Returns:
-        last_BKD: Raw states at index L.
+        lower_BKD and last_BKD, raw states at index l and at index L.
     """
     adapters.use(PHI)
     sequence.extend(mask_BK)
     with torch.no_grad():
         lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
     with torch.set_grad_enabled(trains_above and torch.is_grad_enabled()):
-        return theta.blocks.run(lower_BKD, layer, theta.num_layers, sequence)
+        return lower_BKD, theta.blocks.run(lower_BKD, layer, theta.num_layers, sequence)

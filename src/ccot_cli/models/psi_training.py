@@ -90,8 +90,10 @@ class Read:
 
     sequence: Sequence
     """The queries, and what comes between them and the answers."""
+    lower_BKD: Tensor | None = None
+    """φ's contemplation tokens' raw states at index l, where there are any; a row's own come first."""
     last_BKD: Tensor | None = None
-    """φ's contemplation tokens' raw states at index L, where there are any; a row's own come first."""
+    """The same at index L."""
 
 
 class Context(Protocol):
@@ -152,7 +154,7 @@ class RolloutContext:
         mask_BK = first_columns([len(rows) for rows in inputs], device=self.theta.device)
         sequence, above = self.queries.sequence(numbers), self.trains_above
         arguments = (self.theta, self.adapters, sequence, inputs_BKD, mask_BK)
-        return Read(sequence, replay(*arguments, layer=self.layer, trains_above=above))
+        return Read(sequence, *replay(*arguments, layer=self.layer, trains_above=above))
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class UnrolledContext:
         mask_BK = first_columns([example.num_tokens for example in batch], device=self.theta.device)
         _, lower_BKD = self.theta.blocks.feed_back(sequence, first_BD, mask_BK, layer=self.layer)
         last_BKD = self.theta.blocks.run(lower_BKD, self.layer, self.theta.num_layers, sequence)
-        return Read(sequence, last_BKD)
+        return Read(sequence, lower_BKD, last_BKD)
 
 
 @dataclass(frozen=True)
@@ -303,22 +305,26 @@ def _num_before_end(batch: Rows[PsiExample]) -> int:
 
 
 @torch.no_grad()
-def last_states(context: RolloutContext, examples: Rows[PsiExample], *, batch_size: int) -> list[Tensor]:
-    """Raw states at index L of the contemplation tokens that each problem reads: K, D."""
+def token_states(
+    context: RolloutContext, examples: Rows[PsiExample], *, batch_size: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Raw states at index l and at index L of the contemplation tokens that each problem reads: K, D each."""
 
-    def run(numbers: Rows[int]) -> list[tuple[int, Tensor]]:
+    def run(numbers: Rows[int]) -> list[tuple[int, tuple[Tensor, Tensor]]]:
         batch = [examples[number] for number in numbers]
-        last_BKD = context.read(numbers, batch).last_BKD
-        assert last_BKD is not None
+        read = context.read(numbers, batch)
+        assert read.lower_BKD is not None
+        assert read.last_BKD is not None
         return [
-            (number, row_KD[: each.num_tokens].clone())
-            for number, row_KD, each in zip(numbers, last_BKD, batch, strict=True)
+            (number, (lower_KD[: each.num_tokens].clone(), last_KD[: each.num_tokens].clone()))
+            for number, lower_KD, last_KD, each in zip(numbers, read.lower_BKD, read.last_BKD, batch, strict=True)
         ]
 
     lengths = [len(query) for query in context.queries.queries]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
     states = dict(found for batch in batches for part in in_parts(batch, run) for found in part)
-    return [states[number] for number in range(len(examples))]
+    lower, last = zip(*(states[number] for number in range(len(examples))), strict=True)
+    return [*lower], [*last]
 
 
 @dataclass(frozen=True)

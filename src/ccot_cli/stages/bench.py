@@ -1,6 +1,7 @@
 """How fast contemplation tokens are, against the explicit chain and transformers' own `generate`.
 
-Lengths are fixed, END comes after k tokens whatever the states are, and every method does the same work each time.
+Lengths are fixed, END comes after k tokens whatever the states are and is foretold without error, and every method does
+the same work each time.
 The methods take turns within a repeat, so that what slows the machine slows all of them; ratios are formed within a
 repeat, and their median is what counts.
 """
@@ -19,7 +20,7 @@ from transformers import GenerationConfig
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
 from ccot_cli.models.adapters import PHI, PSI, Adapters, have_room_to_merge
-from ccot_cli.models.looks import Forecast, plan
+from ccot_cli.models.end import End
 from ccot_cli.models.phi import contemplate
 from ccot_cli.models.psi import decode
 from ccot_cli.models.queries import encode_query, read_query
@@ -27,11 +28,10 @@ from ccot_cli.models.reasoner import Clock
 from ccot_cli.models.shapes import random_theta
 from ccot_cli.models.theta import Theta, load_theta, resolve_device
 from ccot_cli.progress import Progress
+from ccot_cli.tensors.probes import Logistic
 from ccot_cli.tensors.select import num_kept
 
 WARM_UPS = 1
-SPREAD = 0.15
-"""How far k strays from what a question's length foretells, as a share of it: 0.14 for the embedded problems."""
 
 
 @dataclass(frozen=True)
@@ -162,17 +162,22 @@ Phases = dict[str, float]
 
 
 class _EndAt:
-    """Says END after a number of tokens, for whatever states."""
+    """Says END after a number of tokens, for whatever states, and foretells it without error."""
 
-    def __init__(self, count: int) -> None:
-        self._left = count
+    def __init__(self, count: int, like: End) -> None:
+        self._unseen = self._left = count
+        self._like = like
 
     def __call__(self, last_BTD: torch.Tensor) -> torch.Tensor:
-        found_BT = torch.zeros(last_BTD.shape[:2], dtype=torch.bool, device=last_BTD.device)
+        found_BT = torch.zeros_like(self._like(last_BTD))
         if 0 < self._left <= found_BT.shape[1]:
             found_BT[:, self._left - 1] = True
         self._left -= found_BT.shape[1]
         return found_BT
+
+    def chance(self, lower_BD: torch.Tensor) -> torch.Tensor:
+        self._unseen -= 1
+        return (self._like.chance(lower_BD) * 0).add(float(self._unseen == 0))
 
 
 class _Bench:
@@ -185,6 +190,9 @@ class _Bench:
         generator = torch.Generator().manual_seed(0)
         vocabulary = min(len(theta.encoder.tokenizer), theta.model.config.vocab_size)
         self.queries = torch.randint(3, vocabulary, (batch, lengths.query), generator=generator).tolist()
+        zeros_D = torch.zeros(theta.model.config.hidden_size, device=theta.device)
+        nothing = Logistic(zeros_D, zeros_D.sum())
+        self.end = End(nothing, nothing)
         self.counts = {ratio: num_kept(ratio, lengths.chain) for ratio in ratios}
         self.work: dict[str, Callable[[], Phases]] = {"generate": self._generate, "cot": self._chain}
         self.work["direct"] = lambda: self._ccot(0)
@@ -230,6 +238,7 @@ class _Bench:
         sequence, first_BD = encode_query(self.theta, self.adapters, self.queries, layer=self.layer)
         prefill, contemplation = clock.lap(), 0.0
         if count:
+            end = _EndAt(count, self.end)
             tokens = contemplate(
                 self.theta,
                 self.adapters,
@@ -237,8 +246,8 @@ class _Bench:
                 first_BD,
                 layer=self.layer,
                 max_tokens=2 * count,
-                is_end=_EndAt(count),
-                looks=self._looks(count),
+                is_end=end,
+                chance=end.chance,
             )
             assert tokens.num_tokens_B.tolist() == [count] * self.batch
             contemplation = clock.lap()
@@ -254,11 +263,6 @@ class _Bench:
         answer = clock.lap()
         total = prefill + contemplation + answer
         return {"prefill": prefill, "contemplation": contemplation, "answer": answer, "total": total}
-
-    def _looks(self, count: int) -> list[int]:
-        """When END is asked where so many tokens are expected, as surely as of the embedded problems."""
-        shares = Forecast(count, 0.0, SPREAD * count).shares([0], 2 * count)
-        return plan(shares, layer=self.layer, num_layers=self.theta.num_layers)
 
     def timings(self, rounds: list[dict[str, Phases]]) -> list[Timing]:
         ratio_of = {f"ccot {ratio:f}": ratio for ratio in self.counts} | {"direct": Decimal(0)}
@@ -295,12 +299,9 @@ class _Bench:
             steps, places = self._written, lengths.query
         else:
             share = self.layer / theta.num_layers
-            # Layers up to l for every contemplation token, those behind END too, and those above once for every look.
-            looks = self._looks(tokens) if tokens else []
-            asked = sum(look < tokens for look in looks) + (tokens > 0)
-            generated = looks[asked - 1] if tokens else 0
-            passes += generated * share + asked * (1 - share)
-            read += sum((lengths.query + place) * per_token * share for place in range(generated))
+            # Layers up to l for every contemplation token, and those above once for the look at END.
+            passes += tokens * share + (tokens > 0) * (1 - share)
+            read += sum((lengths.query + place) * per_token * share for place in range(tokens))
             steps, places = lengths.answer, lengths.query + tokens
         passes += steps
         read += sum((places + place) * per_token for place in range(steps))

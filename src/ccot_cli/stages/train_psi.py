@@ -16,7 +16,6 @@ from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.ccot import CcotReasoner
 from ccot_cli.models.draft import Draft, fit_draft
 from ccot_cli.models.end import BEYOND, End, LateEnds, fit_end, labelled
-from ccot_cli.models.looks import Forecast
 from ccot_cli.models.psi_training import (
     Context,
     Lessons,
@@ -26,8 +25,8 @@ from ccot_cli.models.psi_training import (
     Rollouts,
     UnrolledContext,
     judge_end,
-    last_states,
     roll_out,
+    token_states,
 )
 from ccot_cli.models.queries import Queries
 from ccot_cli.models.reasoner import Method
@@ -38,6 +37,7 @@ from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.stages.queries import open_queries
 from ccot_cli.stages.training import take_steps
 from ccot_cli.stages.validation import caps, changed_figures, marks_of
+from ccot_cli.tensors.probes import fit_logistic
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Artifact, Build, Workspace
 
@@ -134,8 +134,6 @@ class _Job:
         self.chain_lengths = [len(each.chain) for each in training]
         self.train_examples = self._examples(training)
         self.held_examples = self._examples(encoder.problems(self.held_out))
-        lengths, counts = zip(*((len(each.query), each.num_tokens) for each in self.train_examples), strict=True)
-        self.forecast = Forecast.fit(lengths, counts)
 
     def _examples(self, problems: Rows[EncodedProblem]) -> list[PsiExample]:
         """What ψ learns from these problems, with the true k."""
@@ -151,21 +149,14 @@ class _Job:
         chosen, examples = self.settings.train_psi, self.train_examples
         if chosen.unfreeze == "all":
             return UnrolledContext(self.theta, self.adapters, queries, self.layer), examples
-        longest, may_be_late = examples, chosen.ends == "late"
-        if may_be_late:
-            # A rollout is never longer than the chain, for which the model has room.
-            longest = [
-                replace(each, num_tokens=min(each.num_tokens + BEYOND, length))
-                for each, length in zip(examples, self.chain_lengths, strict=True)
-            ]
-        rollouts = self._roll_out(queries, longest)
+        rollouts = self._roll_out(queries, self._rolled_out)
         context = RolloutContext(
             self.theta, self.adapters, queries, rollouts, self.layer, trains_above=chosen.unfreeze == "above"
         )
-        if not may_be_late:
+        if not self._may_be_late:
             return context, examples
-        states = last_states(context, longest, batch_size=self._forward_size)
-        ends = LateEnds(states, [each.num_tokens for each in examples], self.forecast, seed=chosen.seed)
+        _, states = token_states(context, self._rolled_out, batch_size=self._forward_size)
+        ends = LateEnds(states, [each.num_tokens for each in examples], seed=chosen.seed)
 
         def lessons(epoch: int) -> list[PsiExample]:
             counts = ends(epoch)
@@ -175,6 +166,22 @@ class _Job:
             ]
 
         return context, lessons
+
+    @property
+    def _may_be_late(self) -> bool:
+        """Whether ψ learns from rollouts that END might have ended behind the k-th token."""
+        return self.settings.train_psi.ends == "late" and self.settings.train_psi.unfreeze != "all"
+
+    @property
+    def _rolled_out(self) -> list[PsiExample]:
+        """The training problems with as many tokens as φ generates for them."""
+        if not self._may_be_late:
+            return self.train_examples
+        # A rollout is never longer than the chain, for which the model has room.
+        return [
+            replace(each, num_tokens=min(each.num_tokens + BEYOND, length))
+            for each, length in zip(self.train_examples, self.chain_lengths, strict=True)
+        ]
 
     def _roll_out(self, queries: Queries, examples: list[PsiExample]) -> Rollouts:
         rollouts = {}
@@ -225,12 +232,10 @@ class _Job:
         rollouts = (
             context.rollouts if isinstance(context, RolloutContext) else self._roll_out(queries, self.train_examples)
         )
-        last, held_out = self._last_states(queries, rollouts, self.train_examples), self._held_states()
-        fitted = fit_end(*last.labelled, self.forecast)
-        draft = fit_draft(*last.answered, validation=held_out.answered)
+        read, held_out = self._states(queries, rollouts, self._rolled_out, self.train_examples), self._held_states()
+        draft = fit_draft(*read.answered, validation=held_out.answered)
         draft.save(build.folder)
-        sureness, accuracy, mean_tokens = self._settle_end(method, fitted, draft)
-        end = fitted.surer(sureness)
+        end, sureness, accuracy, mean_tokens = self._settle_end(method, read, draft)
         end.save(build.folder)
         report = judge_end(end, *held_out.labelled)
         return TrainPsiResult(
@@ -247,47 +252,58 @@ class _Job:
             decoding=caps(self.settings),
         )
 
-    def _settle_end(self, method: Method, fitted: End, draft: Draft) -> tuple[float, float, float]:
-        """How sure END has to be, and what validation comes to then: accuracy and the mean number of tokens.
+    def _settle_end(self, method: Method, read: "_States", draft: Draft) -> tuple[End, float, float, float]:
+        """END, how sure it has to be, and what validation comes to then: accuracy and the mean number of tokens.
 
         To a ψ that has learned to read a token too many, ending late costs less than ending early.
         """
         decoding, batch_size = self.settings.decoding, self.settings.eval.batch_size
+        fitted = fit_logistic(*read.labelled)
+        ends: dict[float, End] = {}
         marks: dict[float, list[bool]] = {}
         tokens: dict[float, float] = {}
         for sureness in SURENESS if self.settings.train_psi.ends == "late" else SURENESS[:1]:
-            reasoner = CcotReasoner(self.theta, self.adapters, method, decoding, fitted.surer(sureness), draft)
+            ends[sureness] = fit_end(fitted.stricter(sureness), read.lower, read.last)
+            reasoner = CcotReasoner(self.theta, self.adapters, method, decoding, ends[sureness], draft)
             marks[sureness], tokens[sureness] = marks_of(reasoner, self.held_out, batch_size, self.progress)
         best = most_right(marks)
-        return best, unflattered(marks), tokens[best]
+        return ends[best], best, unflattered(marks), tokens[best]
 
-    def _held_states(self) -> "_LastStates":
+    def _held_states(self) -> "_States":
         """Of the validation problems, with the true k."""
-        queries = self._queries(self.held_examples)
-        return self._last_states(queries, self._roll_out(queries, self.held_examples), self.held_examples)
+        held = self.held_examples
+        queries = self._queries(held)
+        return self._states(queries, self._roll_out(queries, held), held, held)
 
-    def _last_states(self, queries: Queries, rollouts: Rollouts, examples: list[PsiExample]) -> "_LastStates":
+    def _states(
+        self, queries: Queries, rollouts: Rollouts, rolled_out: list[PsiExample], examples: list[PsiExample]
+    ) -> "_States":
         context = RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer)
-        return _LastStates(last_states(context, examples, batch_size=self._forward_size), examples)
+        return _States(*token_states(context, rolled_out, batch_size=self._forward_size), examples)
 
 
 @dataclass(frozen=True)
-class _LastStates:
-    """Raw states at index L of every problem's k contemplation tokens."""
+class _States:
+    """Raw states of every problem's contemplation tokens, k of them or more."""
 
-    states: list[Tensor]
-    """K, D of each."""
+    lower: list[Tensor]
+    """At index l: K, D of each."""
+    last: list[Tensor]
+    """At index L."""
     examples: list[PsiExample]
+    """With the true k."""
 
     @property
     def labelled(self) -> tuple[Tensor, Tensor]:
-        """Every token's, and whether it is its problem's last."""
-        return labelled(self.states, [each.num_tokens for each in self.examples])
+        """Every token's at index L up to the k-th, and whether it is that."""
+        return labelled(self.last, [each.num_tokens for each in self.examples])
 
     @property
     def answered(self) -> tuple[Tensor, Tensor]:
-        """Every problem's last token's, and what its answer begins with."""
-        final_MD = torch.stack([each[-1] for each in self.states])
+        """Every problem's k-th token's at index L, and what its answer begins with."""
+        final_MD = torch.stack(
+            [last_KD[each.num_tokens - 1] for last_KD, each in zip(self.last, self.examples, strict=True)]
+        )
         return final_MD, torch.tensor([each.answer[0] for each in self.examples], device=final_MD.device)
 
 
