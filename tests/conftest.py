@@ -59,15 +59,20 @@ def tiny_config(family: str, vocab_size: int) -> PretrainedConfig:
 
 
 def tiny(family: str, tokenizer: PreTrainedTokenizerFast) -> Theta:
+    """A fresh random model of a family."""
+    return as_theta(tiny_config(family, len(tokenizer)), tokenizer)
+
+
+def as_theta(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> Theta:
     """A fresh random model; weights large enough that layers matter."""
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(tiny_config(family, len(tokenizer)))
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(4.0)
     model.requires_grad_(False).eval()
-    return Theta(family, model, Encoder(tokenizer, Template()), Blocks(model))
+    return Theta(config.model_type, model, Encoder(tokenizer, Template()), Blocks(model))
 
 
 def save_tiny(family: str, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

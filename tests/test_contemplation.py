@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeTheta, shaken
+from conftest import MakeTheta, as_theta, shaken, tiny_config
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ccot_cli.errors import UsageError
 from ccot_cli.models import queries
@@ -15,7 +16,7 @@ from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.blocks import Blocks, Sequence
 from ccot_cli.models.looks import Chance
 from ccot_cli.models.phi import Contemplation, contemplate, replay
-from ccot_cli.models.psi import answer_loss, decode
+from ccot_cli.models.psi import Text, answer_loss, decode
 from ccot_cli.models.queries import encode_query
 from ccot_cli.models.theta import Theta
 from ccot_cli.tensors.masks import pad_left
@@ -144,6 +145,69 @@ def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(theta: T
     torch.testing.assert_close(last[tokens.mask_BK], tokens.last_BKD[tokens.mask_BK])
     fed_next = tokens.mask_BK[:, 1:]
     torch.testing.assert_close(lower[:, :-1][fed_next], tokens.inputs_BKD[:, 1:][fed_next])
+
+
+VARYING = pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 100.0},
+        {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0},
+    ],
+    ids=["dynamic", "longrope"],
+)
+
+
+def varying_config(tokenizer: PreTrainedTokenizerFast, rope: dict[str, Any]) -> PretrainedConfig:
+    """A Llama whose rotary embedding changes beyond nine tokens."""
+    config = tiny_config("llama", len(tokenizer))
+    config.max_position_embeddings = 9
+    config.rope_parameters = {**rope, "rope_theta": 10.0, "original_max_position_embeddings": 9}
+    return config
+
+
+@torch.no_grad()
+@VARYING
+def test_ropes_that_change_with_length_rotate_each_token_by_its_own(
+    tokenizer: PreTrainedTokenizerFast, rope: dict[str, Any]
+) -> None:
+    config = varying_config(tokenizer, rope)
+    queries, counts = [[5, 6, 7, 8, 9, 10]], [6]
+
+    def inputs(**how: Any) -> Tensor:
+        # What a model has rotated before counts too.
+        theta = as_theta(config, tokenizer)
+        assert theta.blocks.rope_varies
+        adapters = shaken(theta, PHI)
+        sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
+        tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=20, **how)
+        return torch.cat([tokens.inputs_BKD, tokens.last_BKD], dim=-1)
+
+    one_by_one = inputs(is_end=EndAfter(counts))
+    assert one_by_one.shape[1] == 6
+    torch.testing.assert_close(inputs(is_end=EndAfter(counts), chance=expecting(every=4)), one_by_one)
+    torch.testing.assert_close(inputs(num_tokens_B=torch.tensor(counts)), one_by_one)
+    plain = as_theta(tiny_config("llama", len(tokenizer)), tokenizer)
+    adapters = shaken(plain, PHI)
+    sequence, first = encode_query(plain, adapters, queries, layer=LAYER)
+    tokens = contemplate(plain, adapters, sequence, first, layer=LAYER, max_tokens=6)
+    assert (one_by_one[..., :32] - tokens.inputs_BKD).abs().amax(dim=(0, 2))[-1] > 1e-3
+
+
+@torch.no_grad()
+@VARYING
+def test_a_draft_does_not_lengthen_what_is_rotated_by_its_length(
+    tokenizer: PreTrainedTokenizerFast, rope: dict[str, Any]
+) -> None:
+    config, start = varying_config(tokenizer, rope), [[11]]
+
+    def text(draft: Tensor | None, query: list[int]) -> Text:
+        theta = as_theta(config, tokenizer)
+        sequence, _ = encode_query(theta, shaken(theta), [query], layer=LAYER)
+        return decode(theta, Adapters(theta), sequence, start, max_tokens=3, adapter=None, draft_B=draft)
+
+    for seed in range(20):
+        query = [5 + (seed * each) % 37 for each in range(1, 9)]
+        assert text(torch.tensor([7]), query) == text(None, query)
 
 
 @torch.no_grad()

@@ -205,6 +205,11 @@ class Blocks:
         return None if self.position_table is None else int(self.position_table.num_embeddings)
 
     @property
+    def rope_varies(self) -> bool:
+        """Whether a rotary embedding's frequencies depend on how many tokens there are."""
+        return getattr(self.rotary, "rope_type", None) in ("dynamic", "longrope")
+
+    @property
     def heads(self) -> tuple[int, int]:
         """Heads of keys and values, and the channels of one."""
         config = self.model.config

@@ -79,9 +79,13 @@ def contemplate(
     chunks: list[_Chunk] = []
     state_BD, done = first_BD, 0
     is_end = is_end if num_tokens_B is None else None
+    # Frequencies that follow the length are a token's own only where none behind it is known of.
+    is_one_by_one = theta.blocks.rope_varies or (is_end is not None and chance is None)
     while done < limit:
-        lookout = Lookout(chance, is_alive_B, layer=layer, num_layers=theta.num_layers) if is_end and chance else None
-        column_T = torch.arange(done, limit if lookout or not is_end else done + 1, device=device)
+        lookout = None
+        if is_end and chance and not is_one_by_one:
+            lookout = Lookout(chance, is_alive_B, layer=layer, num_layers=theta.num_layers)
+        column_T = torch.arange(done, done + 1 if is_one_by_one else limit, device=device)
         wanted_BT = is_alive_B[:, None] & (column_T[None] < limit_B[:, None])
         chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer, lookout=lookout))
         state_BD, done = chunks[-1].next_BD, done + chunks[-1].exists_BT.shape[1]

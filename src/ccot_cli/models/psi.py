@@ -115,7 +115,8 @@ def decode(
         limit_B = limit_B.minimum(free_B + 1)
     speakers = _Speakers(limit_B, theta.eos_id, may_end, is_done)
     fed_BT = torch.tensor(start, device=theta.device)
-    if draft_B is not None:
+    # What is fed along would change how the start is rotated, where that follows the length.
+    if draft_B is not None and not theta.blocks.rope_varies:
         fed_BT = _feed_draft(theta, sequence, fed_BT, draft_B, speakers)
     while bool(speakers.is_alive_B.any()):
         next_B = _next(theta, sequence, fed_BT, speakers.is_alive_B[:, None].expand_as(fed_BT))[:, -1]
