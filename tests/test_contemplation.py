@@ -184,13 +184,16 @@ def test_ropes_that_change_with_length_rotate_each_token_by_its_own(
 
     one_by_one = inputs(is_end=EndAfter(counts))
     assert one_by_one.shape[1] == 6
-    torch.testing.assert_close(inputs(is_end=EndAfter(counts), chance=expecting(every=4)), one_by_one)
+    torch.testing.assert_close(inputs(is_end=EndAfter(counts), chance=expecting(every=4))[:, :6], one_by_one)
     torch.testing.assert_close(inputs(num_tokens_B=torch.tensor(counts)), one_by_one)
-    plain = as_theta(tiny_config("llama", len(tokenizer)), tokenizer)
-    adapters = shaken(plain, PHI)
-    sequence, first = encode_query(plain, adapters, queries, layer=LAYER)
-    tokens = contemplate(plain, adapters, sequence, first, layer=LAYER, max_tokens=6)
-    assert (one_by_one[..., :32] - tokens.inputs_BKD).abs().amax(dim=(0, 2))[-1] > 1e-3
+    # The same frequencies throughout would have made others of it.
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10.0}
+    constant = as_theta(config, tokenizer)
+    assert not constant.blocks.rope_varies
+    adapters = shaken(constant, PHI)
+    sequence, first = encode_query(constant, adapters, queries, layer=LAYER)
+    tokens = contemplate(constant, adapters, sequence, first, layer=LAYER, max_tokens=6)
+    assert (one_by_one[..., :32] - tokens.inputs_BKD).abs().amax(dim=(0, 2))[-1] > 0.1
 
 
 @torch.no_grad()
@@ -352,9 +355,28 @@ def test_gpt2_contemplates_up_to_its_last_position(make_theta: MakeTheta) -> Non
             chance=expecting(every=2),
         )
         assert tokens.num_tokens_B.tolist() == [3, 5]
+        assert tokens.is_capped_B.tolist() == [True, True]
         sequence, first = encode_query(theta, adapters, [[5] * most], layer=LAYER)
         with pytest.raises(UsageError, match="positions"):
             contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("looks", "generated"),
+    [(lambda: None, 3), (lambda: expecting(every=1), 3), (lambda: expecting(every=99), 40)],
+    ids=["reference", "all", "none"],
+)
+def test_rows_at_the_last_position_are_not_waited_for(make_theta: MakeTheta, looks: Looks, generated: int) -> None:
+    theta = make_theta("gpt2")
+    adapters, most = shaken(theta, PHI), theta.blocks.num_positions
+    assert most is not None
+    sequence, first = encode_query(theta, adapters, [[5] * (most - 2), [6] * 4], layer=LAYER)
+    is_end = EndAfter([99, 3])
+    tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=40, is_end=is_end, chance=looks())
+    assert tokens.num_tokens_B.tolist() == [2, 3]
+    assert tokens.is_capped_B.tolist() == [True, False]
+    assert sum(is_end.asked) == generated
 
 
 def test_gpt2_is_never_asked_beyond_its_last_position(make_theta: MakeTheta) -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -90,6 +91,18 @@ def test_the_ablations_ask_for_what_sweep_knows(
 def test_the_page_of_commands_is_what_their_help_says() -> None:
     page = EXAMPLES.parent / "docs" / "cli.md"
     assert page.read_text(encoding="utf-8") == script("../docs/cli.py").text(), "make docs"
+
+
+def test_what_the_documents_point_to_is_there() -> None:
+    root = EXAMPLES.parent
+    text = "".join(page.read_text(encoding="utf-8") for page in [root / "README.md", *(root / "docs").glob("*.md")])
+    tests = "".join(page.read_text(encoding="utf-8") for page in (root / "tests").glob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 20
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+    files = set(re.findall(r"`((?:models|tensors|stages|data|cli)/[\w/]+\.py)`", text))
+    assert len(files) > 20
+    assert {name for name in files if not (root / "src" / "ccot_cli" / name).is_file()} == set()
 
 
 def test_the_page_of_fields_has_all_that_ask_and_eval_print() -> None:

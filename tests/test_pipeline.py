@@ -875,8 +875,8 @@ def test_end_is_as_sure_as_validates_best_where_it_may_be_late(
     assert [[len(each) for each in last] for last in hinted] == [late if ends == "late" else counts] * len(asked)
     kth = [each[count - 1] for each, count in zip(hinted[0], counts, strict=True)]
     assert torch.equal(drafted[0], torch.stack(kth))
-    lower = [round(float(asked[0].rule.bias - each.rule.bias), 4) for each in asked]
-    assert lower == ([0, 1, 2, 3] if ends == "late" else [0])
+    stricter_by = [round(float(asked[0].rule.bias - each.rule.bias), 4) for each in asked]
+    assert stricter_by == ([0, 1, 2, 3] if ends == "late" else [0])
     chosen = asked[2 if ends == "late" else 0]
     assert (result.sureness, result.validation_accuracy) == (expected, pytest.approx(1 / 6 if ends == "late" else 0))
     assert result.mean_tokens == (3.0 if ends == "late" else 1.0)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import MakeTheta, Resting, encoded_problems, shaken
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ccot_cli.data.batches import bucketed
-from ccot_cli.errors import DivergedError, ResourceError
+from ccot_cli.errors import CorruptError, DivergedError, ResourceError
 from ccot_cli.models.adapters import PHI, PSI, Adapters
 from ccot_cli.models.end import BEYOND, End, LateEnds, fit_end, labelled
 from ccot_cli.models.gold import gold_states, plan_batches
@@ -658,6 +658,24 @@ def test_end_survives_saving(tmp_path: Path) -> None:
     assert read(states).tolist() == end(states).tolist() == [[True, False]]
     assert torch.equal(read.chance(states), end.chance(states))
     assert end.chance(torch.tensor([[0.5, 0.5]])).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"hint_weight": torch.ones(3)}, "does not fit"),
+        ({"bias": torch.zeros(1)}, "does not fit"),
+        ({"hint_bias": torch.tensor(torch.nan)}, "does not fit"),
+        ({"hint_weight": None}, "cannot be read"),
+    ],
+)
+def test_a_damaged_end_is_refused(tmp_path: Path, change: dict[str, Tensor | None], match: str) -> None:
+    rule = Logistic(torch.tensor([1.0, -2.0]), torch.tensor(0.5))
+    End(rule, Logistic(torch.ones(2), torch.tensor(0.0))).save(tmp_path)
+    saved = {**load_file(tmp_path / "end.safetensors"), **change}
+    save_file({name: each for name, each in saved.items() if each is not None}, tmp_path / "end.safetensors")
+    with pytest.raises(CorruptError, match=match):
+        End.load(tmp_path, 2)
 
 
 # Memory

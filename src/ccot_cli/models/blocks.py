@@ -206,7 +206,7 @@ class Blocks:
 
     @property
     def rope_varies(self) -> bool:
-        """Whether a rotary embedding's frequencies depend on how many tokens there are."""
+        """Whether the frequencies of all tokens that are run at once follow the place of the last of them."""
         return getattr(self.rotary, "rope_type", None) in ("dynamic", "longrope")
 
     @property

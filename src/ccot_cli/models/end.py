@@ -78,8 +78,7 @@ def fit_end(rule: Logistic, lower: Rows[Tensor], last: Rows[Tensor]) -> End:
         lower: Raw states of each problem's tokens at index l: K, D.
         last: The same at index L.
     """
-    sizes = [len(each) for each in last]
-    said = [each.tolist() for each in torch.split(rule.logits(torch.cat([*last])) > 0, sizes)]
+    said: list[list[bool]] = [(rule.logits(each) > 0).tolist() for each in last]
     reached = [each.index(True) + 1 if True in each else len(each) for each in said]
     lower_MD = torch.cat([each[:count] for each, count in zip(lower, reached, strict=True)])
     is_end = [is_end for each, count in zip(said, reached, strict=True) for is_end in each[:count]]

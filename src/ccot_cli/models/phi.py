@@ -2,7 +2,8 @@
 
 The next token needs layers 1..l of the last one only, so those run token by token; layers l+1..L read nothing but
 their outputs and follow for a whole chunk of tokens at once, before a look at END. A look after every token is the
-paper's algorithm to the letter; when one looks changes no token.
+paper's algorithm to the letter; when one looks changes no token. Where rotary frequencies follow the length, every
+token comes alone, so that it is rotated by its own.
 
 Dimensions: B batch, K contemplation tokens, D width.
 """
@@ -67,7 +68,7 @@ def contemplate(
         max_tokens: The cap h; the model's last position ends a row too.
         num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
         is_end: The stop classifier; without it and without a number, every row runs to the cap.
-        chance: How likely a token is END, by which it is asked there or later; without, after every token.
+        chance: How likely each row's token is END, from which follows when END is asked; without, after every token.
         reserved: Positions to leave for the answer, where the model has a last one; one token there is always.
     """
     adapters.use(PHI)
@@ -79,20 +80,19 @@ def contemplate(
     chunks: list[_Chunk] = []
     state_BD, done = first_BD, 0
     is_end = is_end if num_tokens_B is None else None
-    # Frequencies that follow the length are a token's own only where none behind it is known of.
     is_one_by_one = theta.blocks.rope_varies or (is_end is not None and chance is None)
     while done < limit:
-        lookout = None
-        if is_end and chance and not is_one_by_one:
-            lookout = Lookout(chance, is_alive_B, layer=layer, num_layers=theta.num_layers)
         column_T = torch.arange(done, done + 1 if is_one_by_one else limit, device=device)
         wanted_BT = is_alive_B[:, None] & (column_T[None] < limit_B[:, None])
+        lookout = None
+        if is_end and chance and not is_one_by_one:
+            lookout = Lookout(chance, wanted_BT, layer=layer, num_layers=theta.num_layers)
         chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer, lookout=lookout))
         state_BD, done = chunks[-1].next_BD, done + chunks[-1].exists_BT.shape[1]
         if is_end:
             chunks[-1] = chunks[-1].cut(is_end, sequence)
             is_alive_B = is_alive_B & ~chunks[-1].has_end_B
-            if not bool(is_alive_B.any()):
+            if not bool((is_alive_B & (limit_B > done)).any()):
                 break
     return Contemplation(
         inputs_BKD=torch.cat([each.inputs_BTD for each in chunks], dim=1),

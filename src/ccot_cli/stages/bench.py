@@ -1,9 +1,8 @@
 """How fast contemplation tokens are, against the explicit chain and transformers' own `generate`.
 
 Lengths are fixed, END comes after k tokens whatever the states are and is foretold without error, and every method does
-the same work each time.
-The methods take turns within a repeat, so that what slows the machine slows all of them; ratios are formed within a
-repeat, and their median is what counts.
+the same work each time. The methods take turns within a repeat, so that what slows the machine slows all of them;
+ratios are formed within a repeat, and their median is what counts.
 """
 
 import platform
@@ -162,14 +161,17 @@ Phases = dict[str, float]
 
 
 class _EndAt:
-    """Says END after a number of tokens, for whatever states, and foretells it without error."""
+    """Says END after a number of tokens, for whatever states, and foretells it without error.
 
-    def __init__(self, count: int, like: End) -> None:
+    It computes what a real END does, which says nothing, so that it takes as long.
+    """
+
+    def __init__(self, count: int, silent: End) -> None:
         self._unseen = self._left = count
-        self._like = like
+        self._silent = silent
 
     def __call__(self, last_BTD: torch.Tensor) -> torch.Tensor:
-        found_BT = torch.zeros_like(self._like(last_BTD))
+        found_BT = self._silent(last_BTD)
         if 0 < self._left <= found_BT.shape[1]:
             found_BT[:, self._left - 1] = True
         self._left -= found_BT.shape[1]
@@ -177,7 +179,7 @@ class _EndAt:
 
     def chance(self, lower_BD: torch.Tensor) -> torch.Tensor:
         self._unseen -= 1
-        return (self._like.chance(lower_BD) * 0).add(float(self._unseen == 0))
+        return self._silent.chance(lower_BD) + float(self._unseen == 0)
 
 
 class _Bench:
@@ -190,9 +192,8 @@ class _Bench:
         generator = torch.Generator().manual_seed(0)
         vocabulary = min(len(theta.encoder.tokenizer), theta.model.config.vocab_size)
         self.queries = torch.randint(3, vocabulary, (batch, lengths.query), generator=generator).tolist()
-        zeros_D = torch.zeros(theta.model.config.hidden_size, device=theta.device)
-        nothing = Logistic(zeros_D, zeros_D.sum())
-        self.end = End(nothing, nothing)
+        never = Logistic(torch.zeros(theta.model.config.hidden_size), torch.tensor(-torch.inf)).to(theta.device)
+        self.silent = End(never, never)
         self.counts = {ratio: num_kept(ratio, lengths.chain) for ratio in ratios}
         self.work: dict[str, Callable[[], Phases]] = {"generate": self._generate, "cot": self._chain}
         self.work["direct"] = lambda: self._ccot(0)
@@ -238,7 +239,7 @@ class _Bench:
         sequence, first_BD = encode_query(self.theta, self.adapters, self.queries, layer=self.layer)
         prefill, contemplation = clock.lap(), 0.0
         if count:
-            end = _EndAt(count, self.end)
+            end = _EndAt(count, self.silent)
             tokens = contemplate(
                 self.theta,
                 self.adapters,

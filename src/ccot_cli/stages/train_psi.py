@@ -155,8 +155,8 @@ class _Job:
         )
         if not self._may_be_late:
             return context, examples
-        _, states = token_states(context, self._rolled_out, batch_size=self._forward_size)
-        ends = LateEnds(states, [each.num_tokens for each in examples], seed=chosen.seed)
+        last = token_states(context, self._rolled_out, batch_size=self._forward_size)[1]
+        ends = LateEnds(last, [each.num_tokens for each in examples], seed=chosen.seed)
 
         def lessons(epoch: int) -> list[PsiExample]:
             counts = ends(epoch)
@@ -170,7 +170,7 @@ class _Job:
     @property
     def _may_be_late(self) -> bool:
         """Whether ψ learns from rollouts that END might have ended behind the k-th token."""
-        return self.settings.train_psi.ends == "late" and self.settings.train_psi.unfreeze != "all"
+        return self.settings.train_psi.ends == "late"
 
     @property
     def _rolled_out(self) -> list[PsiExample]:
@@ -262,7 +262,7 @@ class _Job:
         ends: dict[float, End] = {}
         marks: dict[float, list[bool]] = {}
         tokens: dict[float, float] = {}
-        for sureness in SURENESS if self.settings.train_psi.ends == "late" else SURENESS[:1]:
+        for sureness in SURENESS if self._may_be_late else SURENESS[:1]:
             ends[sureness] = fit_end(fitted.stricter(sureness), read.lower, read.last)
             reasoner = CcotReasoner(self.theta, self.adapters, method, decoding, ends[sureness], draft)
             marks[sureness], tokens[sureness] = marks_of(reasoner, self.held_out, batch_size, self.progress)
