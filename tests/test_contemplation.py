@@ -344,16 +344,8 @@ def test_gpt2_contemplates_up_to_its_last_position(make_theta: MakeTheta) -> Non
         sequence, first = encode_query(theta, adapters, [[5] * (most - 3), [6] * (most - 5)], layer=LAYER)
         tokens = contemplate(theta, adapters, sequence.copy(), first, layer=LAYER, max_tokens=9)
         assert tokens.num_tokens_B.tolist() == [3, 5]
-        tokens = contemplate(
-            theta,
-            adapters,
-            sequence,
-            first,
-            layer=LAYER,
-            max_tokens=9,
-            is_end=EndAfter([9, 9]),
-            chance=expecting(every=2),
-        )
+        end, chance = EndAfter([9, 9]), expecting(every=2)
+        tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=end, chance=chance)
         assert tokens.num_tokens_B.tolist() == [3, 5]
         assert tokens.is_capped_B.tolist() == [True, True]
         sequence, first = encode_query(theta, adapters, [[5] * most], layer=LAYER)

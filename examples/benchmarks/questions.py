@@ -51,13 +51,13 @@ def answer_in_turns(
         turns = []
         for start in range(0, len(batches), at_once):
             part = batches[start : start + at_once]
-            works = {name: partial(answer, each, part, said[name]) for name, each in reasoners.items()}
+            works = {name: partial(reply_to, each, part, said[name]) for name, each in reasoners.items()}
             turns += take_turns(works, repeats=1, warm_ups=0)
         rounds.append({name: sum(turn[name] for turn in turns) for name in reasoners})
     return rounds[1:], said
 
 
-def answer(reasoner: Reasoner, batches: list[list[str]], said: list[list[Reply]]) -> None:
+def reply_to(reasoner: Reasoner, batches: list[list[str]], said: list[list[Reply]]) -> None:
     """Answer some batches and keep what is said."""
     said += [reasoner.reply(batch)[0] for batch in batches]
 

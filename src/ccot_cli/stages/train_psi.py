@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -172,7 +173,7 @@ class _Job:
         """Whether ψ learns from rollouts that END might have ended behind the k-th token."""
         return self.settings.train_psi.ends == "late"
 
-    @property
+    @cached_property
     def _rolled_out(self) -> list[PsiExample]:
         """The training problems with as many tokens as φ generates for them."""
         if not self._may_be_late:
