@@ -33,7 +33,7 @@ selectors=(--selector predictive --selector even --selector learned)
 ccot sweep --ratio 0.1 "${selectors[@]}" --schedule joint --schedule layerwise "${seeds[@]}"
 
 # Layers of φ that learn with ψ; the paper's is `above`.
-ccot sweep --ratio 0.1 --unfreeze none --unfreeze above --unfreeze all "${seeds[@]}"
+ccot sweep --ratio 0.1 --unfreeze none --unfreeze above "${seeds[@]}"
 
 # The layer that is fed back (the paper's appendix), and the number of tokens (its plateau).
 ccot sweep --ratio 0.1 --layer 3 --layer 5 --layer 7 --layer 8 "${seeds[@]}"

@@ -32,7 +32,7 @@ from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import MEDIUM, WIDE, Limits, generate
 from ccot_cli.files import commit, write_json
-from ccot_cli.models.theta import EMBEDDED_FOLDER
+from ccot_cli.models.base.theta import EMBEDDED_FOLDER
 from ccot_cli.names import BaselineName, ratio_name
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.methods import METHODS_FOLDER
@@ -74,7 +74,12 @@ PHASES = (
 RATIO = Decimal("0.1")
 """Where φ is trained from nothing; elsewhere it goes on from there."""
 OTHER_RATIOS: dict[Decimal, dict[str, Any]] = {
-    Decimal("0.05"): {"train_phi.epochs": 13, "train_psi.epochs": 10, "train_psi.ends": "late"},
+    Decimal("0.05"): {
+        "train_phi.epochs": 13,
+        "train_psi.epochs": 10,
+        "train_psi.ends": "late",
+        "train_psi.end_threshold": 2,
+    },
     Decimal("0.2"): {"train_phi.epochs": 3, "train_psi.epochs": 3},
 }
 """And for how many passes. At 0.05 ψ has a step of its own to learn, as a problem may

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ccot_cli.models import adapters, layerwise, theta
+from ccot_cli.models.base import adapters, theta
+from ccot_cli.models.training import phi_layerwise as layerwise
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten

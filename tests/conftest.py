@@ -23,9 +23,9 @@ from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import EncodedProblem, Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import generate
-from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.blocks import Blocks
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters
+from ccot_cli.models.base.blocks import Blocks
+from ccot_cli.models.base.theta import Theta
 
 FAMILIES = ("llama", "qwen3", "mistral", "gpt2")
 SHARED = Path(__file__).parent.parent.parent / "shared"

@@ -9,8 +9,8 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from ccot_cli.errors import CorruptError
-from ccot_cli.models.adapters import PHI, PSI, Adapters, _is_cheap_to_merge
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters, _is_cheap_to_merge
+from ccot_cli.models.base.theta import Theta
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 

@@ -14,12 +14,25 @@ from ccot_cli.config import DecodingConfig, TrainPsiConfig
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.word_problems import generate
 from ccot_cli.errors import CorruptError, UsageError
-from ccot_cli.models.adapters import PSI, Adapters
-from ccot_cli.models.baselines.base import Baseline, Course, Trained, usual_most
-from ccot_cli.models.baselines.chain import Cot, ImplicitCot, ShortCot
-from ccot_cli.models.baselines.coconut import THOUGHTS, Coconut, CoconutContext, CoconutReasoner
-from ccot_cli.models.baselines.gold import Gold, GoldReasoner
-from ccot_cli.models.baselines.pause import (
+from ccot_cli.models.base.adapters import PSI, Adapters
+from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.draft import Draft
+from ccot_cli.models.decoding.end import End
+from ccot_cli.models.decoding.psi import Text, answer_loss, decode
+from ccot_cli.models.methods.ccot import CcotReasoner
+from ccot_cli.models.methods.loading import BASELINES
+from ccot_cli.models.methods.method import Method
+from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states
+from ccot_cli.models.selection.scorer import Scorer
+from ccot_cli.models.selection.selector import Selector, predictive
+from ccot_cli.models.training.psi import Context, PsiExample, PsiTraining, QueryContext
+from ccot_cli.models.training.queries import encode_query
+from ccot_cli.models.training.recipes.base import Baseline, Course, Trained, usual_most
+from ccot_cli.models.training.recipes.chain import Cot, ImplicitCot, ShortCot
+from ccot_cli.models.training.recipes.coconut import THOUGHTS, Coconut, CoconutContext, CoconutReasoner
+from ccot_cli.models.training.recipes.gold import Gold, GoldReasoner
+from ccot_cli.models.training.recipes.pause import (
     Filler,
     Pause,
     PauseContext,
@@ -30,19 +43,6 @@ from ccot_cli.models.baselines.pause import (
     load_pause,
     save_pause,
 )
-from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.ccot import CcotReasoner
-from ccot_cli.models.draft import Draft
-from ccot_cli.models.end import End
-from ccot_cli.models.gold import STORED_DTYPE, gold_states
-from ccot_cli.models.loading import BASELINES
-from ccot_cli.models.psi import Text, answer_loss, decode
-from ccot_cli.models.psi_training import Context, PsiExample, PsiTraining, QueryContext
-from ccot_cli.models.queries import encode_query
-from ccot_cli.models.reasoner import Method
-from ccot_cli.models.scorer import Scorer
-from ccot_cli.models.selectors import Selector, predictive
-from ccot_cli.models.theta import Theta
 from ccot_cli.names import BaselineName
 from ccot_cli.tensors.probes import Logistic, Probe
 from ccot_cli.tensors.select import num_kept
@@ -98,13 +98,15 @@ def test_every_method_trains_saves_and_answers_as_it_was_trained(
     reasoner = method.load(trained)
     if isinstance(reasoner, GoldReasoner):
         reasoner.show(PROBLEMS)
-    started: list[tuple[Sequence, list[list[int]]]] = []
+    started: list[tuple[CachedSequence, list[list[int]]]] = []
 
-    def watched(theta: Theta, adapters: Adapters, sequence: Sequence, start: list[list[int]], **options: Any) -> Text:
+    def watched(
+        theta: Theta, adapters: Adapters, sequence: CachedSequence, start: list[list[int]], **options: Any
+    ) -> Text:
         started.append((sequence.copy(), start))
         return decode(theta, adapters, sequence, start, **options)
 
-    monkeypatch.setattr("ccot_cli.models.reasoner.decode", watched)
+    monkeypatch.setattr("ccot_cli.models.methods.method.decode", watched)
     replies, seconds = reasoner.reply([problem.question for problem in PROBLEMS[:2]])
     assert len(replies) == 2
     assert seconds.total > 0

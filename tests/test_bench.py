@@ -7,7 +7,7 @@ import torch
 
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
-from ccot_cli.models.shapes import random_theta, read_shape
+from ccot_cli.models.base.random_model import random_theta, read_shape
 from ccot_cli.progress import Progress
 from ccot_cli.stages import bench
 

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from ccot_cli.errors import UsageError
-from ccot_cli.models.blocks import Blocks, Sequence
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.blocks import Blocks, CachedSequence
+from ccot_cli.models.base.theta import Theta
 from ccot_cli.tensors.masks import pad_left
 
 QUERIES = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14, 15, 16, 17, 18]]
@@ -38,7 +38,7 @@ def hugging_face_states(theta: Theta, ids: list[int]) -> list[torch.Tensor]:
 
 
 def run_from_zero(theta: Theta, ids: torch.Tensor, mask: torch.Tensor, last: int) -> torch.Tensor:
-    return theta.blocks.run_ids(ids, mask, Sequence.empty(len(ids), theta.device), last=last)
+    return theta.blocks.run_ids(ids, mask, CachedSequence.empty(len(ids), theta.device), last=last)
 
 
 def test_every_index_equals_transformers_hidden_states(theta: Theta) -> None:
@@ -58,7 +58,7 @@ def test_left_padding_never_changes_a_state(theta: Theta) -> None:
 
 def test_holes_in_the_sequence_are_as_if_they_were_not_there(theta: Theta) -> None:
     ids = torch.tensor([QUERIES[0]])
-    sequence = Sequence.empty(1, theta.device)
+    sequence = CachedSequence.empty(1, theta.device)
     theta.blocks.run_ids(ids[:, :3], torch.ones(1, 3).bool(), sequence)
     theta.blocks.run_ids(torch.tensor([[1, 2]]), torch.zeros(1, 2).bool(), sequence)
     after = theta.blocks.run_ids(ids[:, 3:], torch.ones(1, 3).bool(), sequence)
@@ -68,7 +68,7 @@ def test_holes_in_the_sequence_are_as_if_they_were_not_there(theta: Theta) -> No
 def test_running_in_two_halves_equals_running_at_once(theta: Theta) -> None:
     ids = torch.tensor([QUERIES[0]])
     mask = torch.ones_like(ids).bool()
-    sequence = Sequence.empty(1, theta.device)
+    sequence = CachedSequence.empty(1, theta.device)
     lower = theta.blocks.run_ids(ids, mask, sequence, last=2)
     upper = theta.blocks.run(lower, 2, theta.num_layers, sequence)
     assert torch.equal(upper, run_from_zero(theta, ids, mask, theta.num_layers))
@@ -77,7 +77,7 @@ def test_running_in_two_halves_equals_running_at_once(theta: Theta) -> None:
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_filled_layer_holds_what_a_layer_that_is_run_leaves_and_goes_no_further(theta: Theta, index: int) -> None:
     ids, mask = pad_left(QUERIES, fill=theta.pad_id)
-    sequence, expected = Sequence.empty(3, theta.device), Sequence.empty(3, theta.device)
+    sequence, expected = CachedSequence.empty(3, theta.device), CachedSequence.empty(3, theta.device)
     below = theta.blocks.run_ids(ids, mask, sequence, last=index)
     theta.blocks.run_ids(ids, mask, expected)
     finished: list[object] = []
@@ -93,7 +93,7 @@ def test_logits_equal_the_models_own_with_its_cache(theta: Theta) -> None:
     cache = DynamicCache()
     theta.model(input_ids=torch.tensor([QUERIES[0][:4]]), past_key_values=cache)
     expected = theta.model(input_ids=torch.tensor([QUERIES[0][4:]]), past_key_values=cache).logits
-    sequence = Sequence.empty(1, theta.device)
+    sequence = CachedSequence.empty(1, theta.device)
     theta.blocks.run_ids(torch.tensor([QUERIES[0][:4]]), torch.ones(1, 4).bool(), sequence)
     found = theta.blocks.run_ids(torch.tensor([QUERIES[0][4:]]), torch.ones(1, 2).bool(), sequence)
     torch.testing.assert_close(theta.blocks.logits(found), expected)
@@ -113,7 +113,7 @@ def test_layers_that_rest_come_one_at_a_time_and_compute_the_same(make_theta: Ma
 
 
 def test_a_layer_that_fails_goes_home_and_one_that_is_held_stays(llama: Theta) -> None:
-    resting, sequence = Resting(llama), Sequence.empty(1, llama.device)
+    resting, sequence = Resting(llama), CachedSequence.empty(1, llama.device)
     sequence.extend(torch.ones(1, 3).bool())
     with pytest.raises(RuntimeError):
         llama.blocks.run(torch.ones(1, 3, 5), 0, 1, sequence)
@@ -201,7 +201,7 @@ def test_families_with_sliding_windows_equal_their_own_forward_pass(config: Pret
     model = AutoModelForCausalLM.from_config(config).eval()
     blocks = Blocks(model)
     ids = torch.arange(20)[None]
-    found = blocks.logits(blocks.run_ids(ids, torch.ones_like(ids).bool(), Sequence.empty(1, model.device)))
+    found = blocks.logits(blocks.run_ids(ids, torch.ones_like(ids).bool(), CachedSequence.empty(1, model.device)))
     torch.testing.assert_close(found, model(input_ids=ids).logits)
 
 

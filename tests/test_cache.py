@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from ccot_cli.models.cache import GrowingLayer, empty_cache
+from ccot_cli.models.base.cache import GrowingLayer, empty_cache
 
 
 def columns(number: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -487,7 +487,7 @@ class TestDoctor:
 
     def test_a_model_is_diagnosed_only_when_asked(self, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
         asked = []
-        monkeypatch.setattr("ccot_cli.models.theta.diagnose", lambda name: asked.append(name) or ["4 layers"])
+        monkeypatch.setattr("ccot_cli.models.base.theta.diagnose", lambda name: asked.append(name) or ["4 layers"])
         assert app.run(["doctor", "--format", "json"]) == 0
         assert asked == []
         capsys.readouterr()
@@ -499,7 +499,7 @@ class TestDoctor:
         def refuse(name: str) -> list[str]:
             raise UsageError(f"{name} has no layers", fix="use another")
 
-        monkeypatch.setattr("ccot_cli.models.theta.diagnose", refuse)
+        monkeypatch.setattr("ccot_cli.models.base.theta.diagnose", refuse)
         assert app.run(["doctor", "--model", "m", "--format", "json"]) == 1
         assert self.findings(capsys)["model"] == ("m has no layers; use another", False)
 

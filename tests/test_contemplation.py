@@ -11,14 +11,14 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ccot_cli.errors import UsageError
-from ccot_cli.models import queries
-from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.blocks import Blocks, Sequence
-from ccot_cli.models.looks import Chance
-from ccot_cli.models.phi import Contemplation, contemplate, replay
-from ccot_cli.models.psi import Text, answer_loss, decode
-from ccot_cli.models.queries import encode_query
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.training import queries
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters
+from ccot_cli.models.base.blocks import Blocks, CachedSequence
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.looks import Chance
+from ccot_cli.models.decoding.phi import Contemplation, contemplate, replay
+from ccot_cli.models.decoding.psi import Text, answer_loss, decode
+from ccot_cli.models.training.queries import encode_query
 from ccot_cli.tensors.masks import pad_left
 
 QUERIES = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14, 15, 16, 17, 18]]
@@ -34,7 +34,7 @@ def adapters(theta: Theta) -> Adapters:
 @torch.no_grad()
 def roll(
     theta: Theta, adapters: Adapters, queries: list[list[int]], counts: list[int]
-) -> tuple[Contemplation, Sequence]:
+) -> tuple[Contemplation, CachedSequence]:
     sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
     tokens = contemplate(
         theta,
@@ -56,11 +56,11 @@ def slow_rollout(theta: Theta, adapters: Adapters, query: list[int], count: int)
     """
     adapters.use(None)
     ids = torch.tensor([query])
-    sequence = Sequence.empty(1, theta.device)
+    sequence = CachedSequence.empty(1, theta.device)
     inputs = [theta.blocks.run_ids(ids, torch.ones_like(ids).bool(), sequence, last=LAYER)[:, -1]]
     for _ in range(count):
         adapters.use(None)
-        sequence = Sequence.empty(1, theta.device)
+        sequence = CachedSequence.empty(1, theta.device)
         theta.blocks.run_ids(ids, torch.ones_like(ids).bool(), sequence)
         adapters.use(PHI)
         sequence.extend(torch.ones(1, len(inputs)).bool())
@@ -126,7 +126,7 @@ def test_queries_in_several_passes_leave_what_one_pass_leaves(
 ) -> None:
     adapters.use(None)
     ids, mask = pad_left(QUERIES, fill=theta.pad_id)
-    whole = Sequence.empty(3, theta.device)
+    whole = CachedSequence.empty(3, theta.device)
     lower = theta.blocks.run_ids(ids, mask, whole, last=layer)
     theta.blocks.run(lower, layer, theta.num_layers, whole)
     monkeypatch.setattr(queries, "PASS_TOKENS", 13)  # two rows of six columns, and one

@@ -5,11 +5,11 @@ import torch
 from conftest import shaken
 
 from ccot_cli.errors import UsageError
-from ccot_cli.models.adapters import PHI, Adapters
-from ccot_cli.models.controls import CONTROLS, Control, Replacement
-from ccot_cli.models.phi import Contemplation, contemplate
-from ccot_cli.models.queries import encode_query
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.adapters import PHI, Adapters
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.phi import Contemplation, contemplate
+from ccot_cli.models.methods.controls import CONTROLS, Control, Replacement
+from ccot_cli.models.training.queries import encode_query
 
 LAYER = 2
 QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ccot_cli.errors import CorruptError
-from ccot_cli.models.draft import FILE_NAME, Draft, fit_draft
+from ccot_cli.models.decoding.draft import FILE_NAME, Draft, fit_draft
 from ccot_cli.tensors.probes import Probe
 
 

@@ -15,13 +15,13 @@ import torch
 from ccot_cli.config import Settings, override
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
-from ccot_cli.models import adapters
-from ccot_cli.models.baselines.prompting import prompted
-from ccot_cli.models.ccot import CcotReasoner
-from ccot_cli.models.draft import Draft
-from ccot_cli.models.end import End
-from ccot_cli.models.reasoner import ChainReasoner, Reply, Seconds
-from ccot_cli.models.theta import EMBEDDED_FOLDER
+from ccot_cli.models.base import adapters
+from ccot_cli.models.base.theta import EMBEDDED_FOLDER
+from ccot_cli.models.decoding.draft import Draft
+from ccot_cli.models.decoding.end import End
+from ccot_cli.models.methods.ccot import CcotReasoner
+from ccot_cli.models.methods.method import ChainReasoner, Reply, Seconds
+from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
 

@@ -1,6 +1,6 @@
 """Figures of an evaluation, from replies that are known."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
@@ -12,11 +12,11 @@ from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import MissingError, UsageError
-from ccot_cli.models import reasoner
-from ccot_cli.models.adapters import Adapters
-from ccot_cli.models.baselines.direct import DirectReasoner
-from ccot_cli.models.psi import Text
-from ccot_cli.models.reasoner import ChainReasoner, Method, Reply, Seconds
+from ccot_cli.models.methods import method as reasoner
+from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.decoding.psi import Text
+from ccot_cli.models.methods.method import ChainReasoner, Method, Reply, Seconds
+from ccot_cli.models.training.recipes.direct import DirectReasoner
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate
 from ccot_cli.stages.evaluate import Pair, mcnemar, wilson
@@ -43,7 +43,7 @@ class Scripted:
     ratio: Decimal = Decimal("0.1")
     asked: list[list[str]] = field(default_factory=list)
 
-    def reply(self, questions: Rows[str]) -> tuple[list[Reply], Seconds]:
+    def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
         self.asked.append(list(questions))
         replies = [
             Reply(self.said[each], self.said[each], int(each[-1]), 2, self.said[each] == "") for each in questions

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ccot_cli.cli.app import run
-from ccot_cli.models.reasoner import Reply, Traits
+from ccot_cli.models.methods.method import Reply, Traits
 from ccot_cli.names import MethodName, Schedule, SelectorName
 from ccot_cli.stages.ask import AskResult
 from ccot_cli.stages.evaluate import EvalResult, Pair, Row, Share

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ccot_cli.models.looks import Lookout
+from ccot_cli.models.decoding.looks import Lookout
 
 STATES = torch.zeros(1, 4)
 

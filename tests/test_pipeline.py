@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from accelerator import pretended
+from ccot_cli.stages.ceiling import gold_ceiling
 from conftest import GSM8K, MakeTheta, save_tiny
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -25,25 +26,26 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import BusyError, CorruptError, DivergedError, MissingError, ResourceError, UsageError
-from ccot_cli.models import draft, gold, memory, theta
-from ccot_cli.models.adapters import PHI, Adapters
-from ccot_cli.models.blocks import Blocks
-from ccot_cli.models.ccot import CcotReasoner
-from ccot_cli.models.draft import Draft, fit_draft
-from ccot_cli.models.end import BEYOND, End, fit_end
-from ccot_cli.models.loading import BASELINES
-from ccot_cli.models.memory import fits, is_out_of_memory
-from ccot_cli.models.phi import contemplate
-from ccot_cli.models.psi_training import PsiTraining, RolloutContext
-from ccot_cli.models.queries import encode_query
-from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
-from ccot_cli.models.scorer import ScorerTraining
-from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.models.base import memory, theta
+from ccot_cli.models.decoding import draft
+from ccot_cli.models.selection import gold
+from ccot_cli.models.base.adapters import PHI, Adapters
+from ccot_cli.models.base.blocks import Blocks
+from ccot_cli.models.base.memory import fits, is_out_of_memory
+from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.decoding.draft import Draft, fit_draft
+from ccot_cli.models.decoding.end import BEYOND, End, fit_end
+from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.methods.ccot import CcotReasoner
+from ccot_cli.models.methods.loading import BASELINES
+from ccot_cli.models.methods.method import Reasoner, Reply, Seconds, reply_in_parts
+from ccot_cli.models.selection.scorer import ScorerTraining
+from ccot_cli.models.training.psi import PsiTraining, RolloutContext
+from ccot_cli.models.training.queries import encode_query
 from ccot_cli.names import BaselineName
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, precompute, queries, score, sweep, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
-from ccot_cli.stages.ceiling import gold_ceiling
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.tensors.probes import Logistic, fit_logistic
 from ccot_cli.tensors.select import num_kept
@@ -335,7 +337,7 @@ def test_layers_whose_states_rest_in_files_learn_the_same(make_run: MakeRun, mon
 
 
 def test_layers_that_rest_learn_the_same_one_at_a_time(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ccot_cli.models.adapters.MOST_MERGED_BYTES", 0)  # a layer that rests is never merged
+    monkeypatch.setattr("ccot_cli.models.base.adapters.MOST_MERGED_BYTES", 0)  # a layer that rests is never merged
     monkeypatch.setattr(theta, "_has_memory_of_its_own", lambda device: True)
     rested: list[bool] = []
     loaded = theta.load_theta

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from copy import deepcopy
 from decimal import Decimal
 
@@ -12,12 +12,12 @@ from conftest import MakeTheta, encoded_problems, shaken
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.models import scorer
-from ccot_cli.models.adapters import PSI, Adapters
-from ccot_cli.models.predictive import PRIOR_COUNT, announcements, surprisals
-from ccot_cli.models.psi import answer_loss
-from ccot_cli.models.scorer import CHAIN_WEIGHT, Scorer, ScorerTraining, chain_scores
-from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.models.selection import scorer
+from ccot_cli.models.base.adapters import PSI, Adapters
+from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.decoding.psi import answer_loss
+from ccot_cli.models.selection.predictive import PRIOR_COUNT, announcements, surprisals
+from ccot_cli.models.selection.scorer import CHAIN_WEIGHT, Scorer, ScorerTraining, chain_scores
 from ccot_cli.tensors.select import best, num_kept
 
 LAYER = 2
@@ -132,7 +132,7 @@ def test_a_step_of_the_scorer_in_parts_is_the_whole_step(llama: Theta, size: int
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
 
 
-def slow_loss(training: ScorerTraining, batch: Rows[EncodedProblem], push: float = 0.0, pushed: int = 0) -> float:
+def slow_loss(training: ScorerTraining, batch: Sequence[EncodedProblem], push: float = 0.0, pushed: int = 0) -> float:
     """One problem at a time, with `push` added to the attention logits of one of the first problem's columns."""
     theta, total = training.theta, []
     for row, problem in enumerate(batch):

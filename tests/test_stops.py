@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ccot_cli.stops import catch_stops, held_stops
+from ccot_cli.signals import catch_stops, held_stops
 
 
 @pytest.fixture(autouse=True)

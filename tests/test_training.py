@@ -2,8 +2,7 @@
 
 import gc
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -17,18 +16,19 @@ from torch import Tensor, nn
 
 from ccot_cli.data.batches import bucketed
 from ccot_cli.errors import CorruptError, DivergedError, ResourceError
-from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.end import BEYOND, End, LateEnds, fit_end, labelled
-from ccot_cli.models.gold import gold_states, plan_batches
-from ccot_cli.models.joint import JointTraining
-from ccot_cli.models.joint import generate as generate_states
-from ccot_cli.models.layerwise import PhiExample, rest_bytes, train_layerwise
-from ccot_cli.models.optimise import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
-from ccot_cli.models.phi import contemplate
-from ccot_cli.models.predictive import surprisals
-from ccot_cli.models.probe import PhiJudge
-from ccot_cli.models.psi import answer_loss
-from ccot_cli.models.psi_training import (
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.end import BEYOND, End, LateEnds, fit_end, labelled
+from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.decoding.psi import answer_loss
+from ccot_cli.models.selection.gold import gold_states, plan_batches
+from ccot_cli.models.selection.predictive import surprisals
+from ccot_cli.models.training.optimiser import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
+from ccot_cli.models.training.phi_joint import JointTraining
+from ccot_cli.models.training.phi_joint import generate as generate_states
+from ccot_cli.models.training.phi_layerwise import PhiExample, rest_bytes, train_layerwise
+from ccot_cli.models.training.phi_report import PhiJudge
+from ccot_cli.models.training.psi import (
     END_WEIGHT,
     Context,
     GoldContext,
@@ -42,8 +42,7 @@ from ccot_cli.models.psi_training import (
     roll_out,
     token_states,
 )
-from ccot_cli.models.queries import FreshQueries, KeptQueries, encode_query, fill_queries, num_bytes
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.training.queries import FreshQueries, KeptQueries, encode_query, fill_queries, num_bytes
 from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import scaled_errors, scaled_mse
 from ccot_cli.tensors.probes import Logistic, fit_logistic
@@ -163,7 +162,7 @@ def test_streamed_layer_by_layer_training_equals_the_whole_model_version(make_th
 def test_streamed_training_needs_one_layer_on_the_device(
     make_theta: MakeTheta, theta: Theta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ccot_cli.models.adapters.MOST_MERGED_BYTES", 0)  # a layer that rests is never merged
+    monkeypatch.setattr("ccot_cli.models.base.adapters.MOST_MERGED_BYTES", 0)  # a layer that rests is never merged
     examples, other = phi_examples(theta, 11), make_theta(theta.name)
     resting = Resting(other)
     expected, expected_losses = train(theta, examples)
@@ -392,7 +391,7 @@ def names_of(theta: Theta) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_restart_forgets_the_moments_and_warms_up_again(kind: OptimiserName) -> None:
-    def moves(restarts: Rows[int]) -> list[float]:
+    def moves(restarts: Sequence[int]) -> list[float]:
         weight = nn.Parameter(torch.zeros(2, 2))
         options = {"learning_rate": 0.1, "num_steps": 400, "kind": kind, "restarts": restarts}
         optimiser, sizes = Optimiser({"weight": weight}, **options), []
@@ -432,7 +431,7 @@ def rolled_out(theta: Theta, adapters: Adapters, examples: list[PsiExample]) -> 
     return [rolled[number] for number in range(len(examples))]
 
 
-def fresh_queries(theta: Theta, adapters: Adapters, examples: Rows[PsiExample | PhiExample]) -> FreshQueries:
+def fresh_queries(theta: Theta, adapters: Adapters, examples: Sequence[PsiExample | PhiExample]) -> FreshQueries:
     return FreshQueries(theta, adapters, [example.query for example in examples], LAYER)
 
 
@@ -442,7 +441,7 @@ def psi_training(
     examples: list[PsiExample],
     unfreeze: str = "above",
     epochs: int = 6,
-    lessons: Rows[PsiExample] | None = None,
+    lessons: Sequence[PsiExample] | None = None,
 ) -> PsiTraining:
     """Of the examples' rollouts, or of as much of them as the lessons read."""
     rollouts, queries = rolled_out(theta, adapters, examples), fresh_queries(theta, adapters, examples)
@@ -906,7 +905,7 @@ def test_a_layer_in_micro_batches_learns_what_it_learns_in_whole_ones(make_theta
 def test_where_memory_does_not_suffice_a_step_is_taken_in_smaller_parts(fault: Exception) -> None:
     weight, seen = nn.Parameter(torch.ones(2)), []
 
-    def share(part: Rows[int], whole: Rows[int]) -> Tensor:
+    def share(part: Sequence[int], whole: Sequence[int]) -> Tensor:
         seen.append(list(part))
         if len(part) > 3:
             raise fault
@@ -924,7 +923,7 @@ def test_where_memory_does_not_suffice_a_step_is_taken_in_smaller_parts(fault: E
 
 
 def test_a_single_example_that_does_not_fit_is_refused() -> None:
-    def share(part: Rows[int], whole: Rows[int]) -> Tensor:
+    def share(part: Sequence[int], whole: Sequence[int]) -> Tensor:
         raise MemoryError
 
     optimiser = Optimiser({"weight": nn.Parameter(torch.ones(2))}, learning_rate=0.1, num_steps=20)

@@ -17,14 +17,14 @@ from typing import Annotated
 
 import torch
 import typer
-from turns import Ratio, Round, ratio, report, take_turns
+from interleaved import Ratio, Round, ratio, report, take_turns
 
 from ccot_cli.config import override
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.models.gold import plan_batches, solution_ids
-from ccot_cli.models.shapes import random_theta
-from ccot_cli.models.theta import load_theta
+from ccot_cli.models.base.random_model import random_theta
+from ccot_cli.models.base.theta import load_theta
+from ccot_cli.models.selection.gold import plan_batches, solution_ids
 from ccot_cli.names import EMBEDDED
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute

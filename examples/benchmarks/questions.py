@@ -21,13 +21,13 @@ from typing import Annotated
 
 import torch
 import typer
-from turns import Ratio, Round, ratio, report, take_turns
+from interleaved import Ratio, Round, ratio, report, take_turns
 
 from ccot_cli.cli.ask import READ_AHEAD
 from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test
-from ccot_cli.models.ccot import CcotReasoner
-from ccot_cli.models.reasoner import Reasoner, Reply
+from ccot_cli.models.methods.ccot import CcotReasoner
+from ccot_cli.models.methods.method import Reasoner, Reply
 from ccot_cli.stages.ask import BATCH_SIZE, Asker
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.tensors.probes import Logistic

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from turns import ratio, report, take_turns
+from interleaved import ratio, report, take_turns
 
 QUESTION = "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
 

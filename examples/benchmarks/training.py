@@ -16,26 +16,25 @@ Dimensions: B batch, N query, K contemplation tokens, I indices, D width.
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from turns import Round, ratio, report, take_turns
+from interleaved import Round, ratio, report, take_turns
 
 from ccot_cli.data.batches import bucketed
-from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.blocks import Sequence
-from ccot_cli.models.joint import generate
-from ccot_cli.models.layerwise import PhiExample, train_layerwise
-from ccot_cli.models.optimise import Optimiser
-from ccot_cli.models.psi_training import PsiExample, PsiTraining, QueryContext, RolloutContext
-from ccot_cli.models.queries import KeptQueries, fill_queries
-from ccot_cli.models.shapes import random_theta
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters
+from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.random_model import random_theta
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.training.optimiser import Optimiser
+from ccot_cli.models.training.phi_joint import generate
+from ccot_cli.models.training.phi_layerwise import PhiExample, train_layerwise
+from ccot_cli.models.training.psi import PsiExample, PsiTraining, QueryContext, RolloutContext
+from ccot_cli.models.training.queries import KeptQueries, fill_queries
 from ccot_cli.tensors.losses import huber, scaled_errors, scaled_mse
 
 NUM_QUERY, NUM_TOKENS, NUM_ANSWER = 100, 12, 6
@@ -108,13 +107,13 @@ class Bench:
         adapters.train_only(())
         return adapters
 
-    def _loss_at(self, index: int, part: Rows[int], whole: Rows[int]) -> torch.Tensor:
+    def _loss_at(self, index: int, part: Sequence[int], whole: Sequence[int]) -> torch.Tensor:
         theta, batch = self.theta, [self.examples[number] for number in part]
         with torch.no_grad():
             # Layers 1..index are all that the loss needs.
             self.adapters.use(None)
             ids_BN = torch.tensor([each.query for each in batch])
-            sequence = Sequence.empty(len(batch), theta.device)
+            sequence = CachedSequence.empty(len(batch), theta.device)
             theta.blocks.run_ids(ids_BN, torch.ones_like(ids_BN, dtype=torch.bool), sequence, last=index)
         gold_BJID = torch.stack([each.gold_JID for each in batch])
         mask_BK = torch.ones(len(batch), NUM_TOKENS, dtype=torch.bool)

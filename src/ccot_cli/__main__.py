@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from ccot_cli.stops import catch_stops
+from ccot_cli.signals import catch_stops
 
 
 def main() -> None:

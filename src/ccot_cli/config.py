@@ -182,8 +182,6 @@ class ScoreConfig(Section):
     """Shape of the learned scorer."""
     scorer_steps: int = Field(default=400, ge=1)
     """Training steps of the learned scorer."""
-    ceiling_steps: int = Field(default=400, ge=1)
-    """Training steps of the decoder that measures the gold ceiling."""
     seed: int = 0
     """Seed of the random selector and of training."""
 
@@ -203,8 +201,6 @@ class TrainPhiConfig(Section):
     """Passes over the data from gold inputs, before the rollouts; joint only."""
     epochs: int = Field(default=8, ge=0)
     """Passes over the data: on own rollouts (joint), or for each layer (layerwise)."""
-    through_rollout: bool = False
-    """Whether gradients pass from token to token; joint only."""
     batch_size: int = Field(default=64, ge=1)
     """Problems a step."""
     micro_batch_size: int | None = Field(default=None, ge=1)
@@ -239,19 +235,15 @@ class TrainPsiConfig(Section):
     learning_rate: float = Field(default=4e-3, gt=0)
     """The highest step size."""
     unfreeze: Unfreeze = "above"
-    """Layers of φ that learn from the answer too: none, those above l as in the paper, or all through the rollout."""
+    """Layers of φ that learn from the answer too: none, or those above l as in the paper."""
     ends: Ends = "exact"
     """Where rollouts end while ψ learns: after exactly k tokens, or up to two later, as often as END might miss k."""
+    end_threshold: float = 0.0
+    """Logit that END must exceed to stop [0]; after late ends a higher one may validate better."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between two points from which an interrupted run resumes."""
     seed: int = 0
     """Seed of the order of problems and of the adapter."""
-
-    @model_validator(mode="after")
-    def _late_ends_want_kept_rollouts(self) -> Self:
-        if (self.ends, self.unfreeze) == ("late", "all"):
-            raise ValueError("ends: late goes with unfreeze: none or above, under which rollouts are kept")
-        return self
 
 
 class EvalConfig(Section):
@@ -321,7 +313,6 @@ _WITHOUT_EFFECT = {
     "model": {"device", "offload"},
     "data": {"test_source", "test_split"},
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
-    "score": {"ceiling_steps"},
     "train_phi": {"checkpoint_steps", "micro_batch_size"},
     "train_psi": {"checkpoint_steps", "micro_batch_size"},
     "decoding": {"engine"},
@@ -334,9 +325,9 @@ _SCORER_TRAINING = {"lora_rank", "lora_alpha", "batch_size", "optimiser", "learn
 def _unread(settings: Settings, stage: str) -> set[str]:
     """Settings that a stage has no use for, beside its others."""
     if stage == "train-baseline":
-        return {"unfreeze", "ends"}
+        return {"unfreeze", "ends", "end_threshold"}
     if stage == "train-phi" and settings.train_phi.schedule == "layerwise":
-        return {"taught_epochs", "through_rollout"}
+        return {"taught_epochs"}
     if stage == "score" and settings.score.selector != "learned":
         return {"scorer", "scorer_steps"}
     return set()

@@ -20,7 +20,7 @@ KEYED_STAGES = ("score", "train-phi", "train-psi")
 """Stages with one artifact for each ratio; `train-baseline` has one for each method, `eval` one for each run."""
 
 Schedule = Literal["joint", "layerwise"]
-Unfreeze = Literal["none", "above", "all"]
+Unfreeze = Literal["none", "above"]
 Ends = Literal["exact", "late"]
 SelectorName = Literal["predictive", "learned", "even", "random", "last"]
 PromptingName = Literal["zero-shot", "few-shot"]

@@ -96,13 +96,11 @@ def show_bench(result: dict[str, Any], style: Style) -> None:
             str(each["tokens"]),
             f"{each['median']:.4f}",
             f"{min(each['seconds']):.4f} – {max(each['seconds']):.4f}",
-            f"{each['gigabytes'] / each['median']:,.1f}",
-            f"{each['gigaflops'] / each['median']:,.0f}",
         )
         for each in result["timings"]
     ]
-    head = ("method", "1/r", "batch", "tokens", "s/batch", "range", "GB/s", "GFLOP/s")
-    print_line(render(Table(caption, "<>>>>>>>", head, rows), style))
+    head = ("method", "1/r", "batch", "tokens", "s/batch", "range")
+    print_line(render(Table(caption, "<>>>>>", head, rows), style))
     print_line("")
     ratios = [
         (each["name"], str(each["batch"]), f"{each['median']:.2f}", f"{each['low']:.2f} – {each['high']:.2f}")

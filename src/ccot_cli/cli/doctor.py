@@ -97,7 +97,7 @@ def _workspace() -> Finding:
 
 
 def _model(name: str) -> list[Finding]:
-    from ccot_cli.models.theta import diagnose
+    from ccot_cli.models.base.theta import diagnose
 
     try:
         return [Finding("model", line) for line in diagnose(name)]

@@ -7,7 +7,6 @@ import typer
 
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line
 from ccot_cli.cli.options import (
-    HOW,
     WHAT,
     DeviceOption,
     FormatOption,
@@ -24,15 +23,6 @@ def score(
     workspace: WorkspaceOption = None,
     ratio: RatioOption = None,
     selector: Annotated[SelectorName | None, typer.Option(help="How tokens are chosen.", rich_help_panel=WHAT)] = None,
-    gold_ceiling: Annotated[
-        bool,
-        typer.Option(
-            "--gold-ceiling",
-            help="Also train a decoder on the selected states, shortly, and print its accuracy: what a φ without error"
-            " would leave. train-baseline gold is the long training.",
-            rich_help_panel=HOW,
-        ),
-    ] = False,
     seed: SeedOption = None,
     device: DeviceOption = None,
     format: FormatOption = "text",
@@ -40,7 +30,7 @@ def score(
     """Choose which tokens of each chain the contemplation tokens shall imitate.
 
     ccot score --ratio 0.05 --ratio 0.1
-    ccot score --selector even --gold-ceiling
+    ccot score --selector even
     """
     changes = {"score.selector": selector, "score.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)
@@ -48,7 +38,7 @@ def score(
     from ccot_cli.stages.score import run
 
     progress = TerminalProgress()
-    results, ceilings = [], []
+    results = []
     for each in ratios:
         result = run(found, settings, each, overrides=overrides, progress=progress)
         results.append(result)
@@ -60,19 +50,8 @@ def score(
             )
         if result.was_ready:
             progress.say("ready already; nothing to do")
-        if gold_ceiling:
-            from ccot_cli.stages.ceiling import gold_ceiling as measure
-
-            ceilings.append(measure(found, settings, each, progress=progress))
-            share = ceilings[-1].share
-            if format == "text":
-                print_line(
-                    f"  gold ceiling {share.accuracy:.3f} ({share.low:.3f} to {share.high:.3f}) on {share.n:,}"
-                    f" validation problems after {ceilings[-1].num_steps:,} steps"
-                )
     if format == "json":
-        measured = [asdict(ceiling) for ceiling in ceilings] if gold_ceiling else [None for _ in results]
-        print_json([{**asdict(result), "gold_ceiling": each} for result, each in zip(results, measured, strict=True)])
+        print_json([asdict(result) for result in results])
     else:
         for example in results[-1].examples:
             print_line(f"example at r = {results[-1].ratio}:")

@@ -49,7 +49,6 @@ def train_psi(
         print_line(
             f"  END is right at {result.end['accuracy']:.1%} of tokens; it lets {result.mean_tokens:.1f} pass,"
             f" {result.target_tokens:.1f} is the target"
-            + (f"; asked to be sure by {result.sureness:.0f}, which validated best" if result.sureness else "")
         )
         print_line(f"  the last token tells what the answer begins with in {result.draft:.1%} of problems")
     if format == "json":

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
-from ccot_cli.models.reasoner import Reasoner, reply_in_parts
+from ccot_cli.models.methods.method import Reasoner, reply_in_parts
 from ccot_cli.stages.methods import CCOT, find_methods
 from ccot_cli.workspace import Workspace
 

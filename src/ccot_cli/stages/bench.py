@@ -7,8 +7,7 @@ ratios are formed within a repeat, and their median is what counts.
 
 import platform
 import statistics
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
@@ -18,14 +17,14 @@ from transformers import GenerationConfig
 
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
-from ccot_cli.models.adapters import PHI, PSI, Adapters, have_room_to_merge
-from ccot_cli.models.end import End
-from ccot_cli.models.phi import contemplate
-from ccot_cli.models.psi import decode
-from ccot_cli.models.queries import encode_query, read_query
-from ccot_cli.models.reasoner import Clock
-from ccot_cli.models.shapes import random_theta
-from ccot_cli.models.theta import Theta, load_theta, resolve_device
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters, have_room_to_merge
+from ccot_cli.models.base.random_model import random_theta
+from ccot_cli.models.base.theta import Theta, load_theta, resolve_device
+from ccot_cli.models.decoding.end import End
+from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.decoding.psi import decode
+from ccot_cli.models.methods.method import Clock
+from ccot_cli.models.training.queries import encode_query, read_query
 from ccot_cli.progress import Progress
 from ccot_cli.tensors.probes import Logistic
 from ccot_cli.tensors.select import num_kept
@@ -54,10 +53,6 @@ class Timing:
     seconds: list[float]
     """By repeat."""
     median: float
-    gigabytes: float
-    """Weights, keys and values that must be read."""
-    gigaflops: float
-    """Multiplications and additions of the matrix products, in all rows."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +90,8 @@ def run(
     settings: Settings,
     *,
     shape: str | None,
-    ratios: Rows[Decimal],
-    batches: Rows[int],
+    ratios: Sequence[Decimal],
+    batches: Sequence[int],
     lengths: Lengths,
     layer: int | None = None,
     repeats: int,
@@ -186,7 +181,7 @@ class _Bench:
     """The methods at one batch size. Names: `generate`, `cot`, `direct`, and `ccot r` for each ratio."""
 
     def __init__(
-        self, theta: Theta, adapters: Adapters, batch: int, lengths: Lengths, layer: int, ratios: Rows[Decimal]
+        self, theta: Theta, adapters: Adapters, batch: int, lengths: Lengths, layer: int, ratios: Sequence[Decimal]
     ) -> None:
         self.theta, self.adapters, self.batch, self.lengths, self.layer = theta, adapters, batch, lengths, layer
         generator = torch.Generator().manual_seed(0)
@@ -272,7 +267,6 @@ class _Bench:
             seconds = [each[name]["total"] for each in rounds]
             ratio = ratio_of.get(name, Decimal(1))
             tokens = self.counts.get(ratio, 0 if name == "direct" else self.lengths.chain)
-            gigabytes, gigaflops = self._cost(name, tokens)
             timings.append(
                 Timing(
                     name.split()[0],
@@ -281,35 +275,9 @@ class _Bench:
                     tokens,
                     seconds,
                     statistics.median(seconds),
-                    gigabytes,
-                    gigaflops,
                 )
             )
         return timings
-
-    def _cost(self, name: str, tokens: int) -> tuple[float, float]:
-        """Gigabytes read and gigaflops, of weights and of keys and values; adapters, which merge, left out."""
-        theta, lengths = self.theta, self.lengths
-        layers = sum(each.numel() for n, each in theta.blocks.layers.named_parameters() if "lora_" not in n)
-        head = theta.model.config.vocab_size * theta.model.config.hidden_size
-        size = torch.finfo(theta.dtype).bits // 8
-        heads, channels = theta.blocks.heads
-        per_token = 2 * theta.num_layers * heads * channels * size * self.batch
-        passes, read = 1.0, 0.0
-        if name in ("generate", "cot"):
-            steps, places = self._written, lengths.query
-        else:
-            share = self.layer / theta.num_layers
-            # Layers up to l for every contemplation token, and those above once for the look at END.
-            passes += tokens * share + (tokens > 0) * (1 - share)
-            read += sum((lengths.query + place) * per_token * share for place in range(tokens))
-            steps, places = lengths.answer, lengths.query + tokens
-        passes += steps
-        read += sum((places + place) * per_token for place in range(steps))
-        gigabytes = (size * (passes * layers + steps * head) + read) / 1e9
-        computed = lengths.query + (tokens if name.startswith("ccot") else 0) + steps
-        gigaflops = 2 * self.batch * (computed * layers + steps * head) / 1e9
-        return gigabytes, gigaflops
 
     def ratios(self, rounds: list[dict[str, Phases]]) -> list[Ratio]:
         """Within each round: chain over generate, chain over CCoT, and one contemplation token over one decoded one."""

@@ -4,8 +4,7 @@ import json
 import platform
 import shutil
 import statistics
-from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -18,10 +17,10 @@ from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.errors import UsageError
 from ccot_cli.files import commit, write_json
-from ccot_cli.models.ccot import CcotReasoner
-from ccot_cli.models.controls import CONTROLS
-from ccot_cli.models.loading import traits_of
-from ccot_cli.models.reasoner import Method, Reasoner, Reply, Seconds, Traits
+from ccot_cli.models.methods.ccot import CcotReasoner
+from ccot_cli.models.methods.controls import CONTROLS
+from ccot_cli.models.methods.loading import traits_of
+from ccot_cli.models.methods.method import Method, Reasoner, Reply, Seconds, Traits
 from ccot_cli.progress import Progress
 from ccot_cli.stages.methods import Entry, Methods, find_methods, own_methods
 from ccot_cli.stages.validation import ask, is_right
@@ -120,10 +119,10 @@ def run(
     workspace: Workspace | None,
     settings: Settings,
     *,
-    ratios: Rows[Decimal] = (),
-    names: Rows[str] = (),
+    ratios: Sequence[Decimal] = (),
+    names: Sequence[str] = (),
     has_controls: bool = False,
-    overrides: Rows[str] = (),
+    overrides: Sequence[str] = (),
     saves: bool = True,
     progress: Progress,
 ) -> EvalResult:
@@ -187,7 +186,7 @@ def problems_to_ask(methods: Methods, settings: Settings, limit: int | None, pro
 
 def _compare(
     methods: Methods,
-    entries: Rows[Entry],
+    entries: Sequence[Entry],
     problems: list[Problem],
     settings: Settings,
     *,
@@ -240,7 +239,7 @@ def measure(reasoner: Reasoner, problems: list[Problem], batch_size: int, progre
     return Measured(_row(reasoner, problems, replies, seconds, marks), replies, marks)
 
 
-def _reasoners(entries: Rows[Entry], has_controls: bool) -> Iterator[Reasoner]:
+def _reasoners(entries: Sequence[Entry], has_controls: bool) -> Iterator[Reasoner]:
     """Every method that is asked for, loaded when its turn comes."""
     for entry in entries:
         reasoner = entry.load()
@@ -316,7 +315,7 @@ def _prediction(reasoner: Reasoner, problem: Problem, reply: Reply, is_correct: 
     }
 
 
-def _inputs(workspace: Workspace, entries: Rows[Entry]) -> dict[str, str]:
+def _inputs(workspace: Workspace, entries: Sequence[Entry]) -> dict[str, str]:
     """Fingerprints of what was trained and is evaluated."""
     evaluated = {(entry.name, float(entry.ratio)) for entry in entries}
     return {each.name: each.fingerprint for each in own_methods(workspace)[0] if _method_of(each) in evaluated}

@@ -1,7 +1,6 @@
 """Which trained methods there are, in a workspace or in the embedded default, and how to load one."""
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -11,11 +10,11 @@ from typing import NamedTuple, get_args
 from ccot_cli.config import DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import CcotError, MissingError, UsageError
-from ccot_cli.models.adapters import Adapters, have_room_to_merge
-from ccot_cli.models.baselines.prompting import prompted
-from ccot_cli.models.loading import BASELINES, load_reasoner
-from ccot_cli.models.reasoner import ChainReasoner, Method, Reasoner
-from ccot_cli.models.theta import EMBEDDED_FOLDER, Theta, load_theta
+from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
+from ccot_cli.models.base.theta import EMBEDDED_FOLDER, Theta, load_theta
+from ccot_cli.models.methods.loading import BASELINES, load_reasoner
+from ccot_cli.models.methods.method import ChainReasoner, Method, Reasoner
+from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.names import EMBEDDED, PromptingName, ratio_name
 from ccot_cli.stages import precompute, score, train_baseline, train_psi
 from ccot_cli.workspace import Artifact, Workspace
@@ -74,7 +73,7 @@ class Methods:
         """What can be asked for; r = 1 always can, θ itself writes the chain where no adapter was trained for it."""
         return sorted({*self.folders, Decimal(1), *([Decimal(0)] if "direct" in self.baselines else [])})
 
-    def entries(self, names: Rows[str] = (), ratios: Rows[Decimal] = ()) -> list[Entry]:
+    def entries(self, names: Sequence[str] = (), ratios: Sequence[Decimal] = ()) -> list[Entry]:
         """What to evaluate, by falling compression.
 
         Args:
@@ -115,7 +114,7 @@ class Methods:
                 )
         return chosen
 
-    def _entries(self, names: Rows[str]) -> Iterator[Entry]:
+    def _entries(self, names: Sequence[str]) -> Iterator[Entry]:
         for ratio in self.folders:
             yield Entry(ratio, CCOT, partial(self.load, ratio))
         for folder in self.baselines.values():

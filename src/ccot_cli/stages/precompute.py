@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, shard_paths, shards_of_other_width, stored_numbers
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
-from ccot_cli.models.gold import STORED_DTYPE, gold_states, solution_ids
-from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, solution_ids
 from ccot_cli.progress import Progress
 from ccot_cli.workspace import Artifact, Build, Workspace
 
@@ -51,7 +51,7 @@ def run(
     workspace: Workspace,
     settings: Settings,
     *,
-    overrides: Rows[str] = (),
+    overrides: Sequence[str] = (),
     dry_run: bool = False,
     force: bool = False,
     progress: Progress,

@@ -6,11 +6,11 @@ artifact: whoever deletes it loses a few minutes.
 
 import hashlib
 import json
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 
 from ccot_cli.files import commit, free_bytes
-from ccot_cli.models.adapters import Adapters
-from ccot_cli.models.queries import FreshQueries, KeptQueries, Queries, fill_queries, num_bytes
+from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.training.queries import FreshQueries, KeptQueries, Queries, fill_queries, num_bytes
 from ccot_cli.progress import Progress
 from ccot_cli.workspace import Artifact, Workspace
 
@@ -23,7 +23,7 @@ def open_queries(
     workspace: Workspace,
     source: Artifact,
     adapters: Adapters,
-    queries: Rows[list[int]],
+    queries: Sequence[list[int]],
     layer: int,
     progress: Progress,
 ) -> Queries:
@@ -52,6 +52,6 @@ def open_queries(
     return KeptQueries(theta, queries, layer, path)
 
 
-def _digest(queries: Rows[list[int]]) -> str:
+def _digest(queries: Sequence[list[int]]) -> str:
     """Tells training problems from validation's; the model is part of the source's fingerprint."""
     return hashlib.sha256(json.dumps(queries).encode()).hexdigest()[:12]

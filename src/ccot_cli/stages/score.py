@@ -1,8 +1,7 @@
 """Choose which chain tokens to keep, and store their gold states (paper, section 4.1)."""
 
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from itertools import chain
@@ -15,8 +14,8 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import check_space
-from ccot_cli.models.gold import STORED_DTYPE, gold_states
-from ccot_cli.models.theta import Theta, load_theta
+from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states
 from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
@@ -55,7 +54,7 @@ def run(
     ratio: Decimal,
     *,
     variant: str = "",
-    overrides: Rows[str] = (),
+    overrides: Sequence[str] = (),
     progress: Progress,
 ) -> ScoreResult:
     """Select k = ceil(r m) positions per problem, in reading order.

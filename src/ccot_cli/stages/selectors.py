@@ -9,10 +9,10 @@ from ccot_cli.config import Settings
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
-from ccot_cli.models.adapters import PSI, Adapters
-from ccot_cli.models.scorer import Scorer, ScorerTraining
-from ccot_cli.models.selectors import Selector, predictive
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.adapters import PSI, Adapters
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.scorer import Scorer, ScorerTraining
+from ccot_cli.models.selection.selector import Selector, predictive
 from ccot_cli.progress import Progress
 from ccot_cli.workspace import Artifact
 

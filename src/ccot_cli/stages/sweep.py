@@ -5,8 +5,7 @@ key that names what differs. So a sweep uses what is ready, goes on where it was
 """
 
 import statistics
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import product
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from ccot_cli.config import Settings, override
 from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
-from ccot_cli.models.loading import BASELINES
+from ccot_cli.models.methods.loading import BASELINES
 from ccot_cli.names import STAGES, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_baseline, train_phi, train_psi
@@ -142,7 +141,7 @@ def student(freedom: int) -> float:
 
 
 def cells(
-    settings: Settings, ratios: Rows[Decimal], grid: Mapping[str, Rows[Any]], methods: Rows[str] = (CCOT,)
+    settings: Settings, ratios: Sequence[Decimal], grid: Mapping[str, Sequence[Any]], methods: Sequence[str] = (CCOT,)
 ) -> Iterator[Cell]:
     """The cells of a grid, seeds fastest.
 
@@ -179,12 +178,12 @@ def _get(settings: Settings, dotted: str) -> Any:
 def run(
     workspace: Workspace,
     settings: Settings,
-    ratios: Rows[Decimal],
-    grid: Mapping[str, Rows[Any]],
+    ratios: Sequence[Decimal],
+    grid: Mapping[str, Sequence[Any]],
     *,
-    methods: Rows[str] = (CCOT,),
+    methods: Sequence[str] = (CCOT,),
     num_test: int | None = None,
-    overrides: Rows[str] = (),
+    overrides: Sequence[str] = (),
     progress: Progress,
 ) -> list[Row]:
     """Run what is not ready of every cell, and return the table.
@@ -219,7 +218,9 @@ def _refuse_mixed(settings: Settings) -> None:
             )
 
 
-def _train(workspace: Workspace, settings: Settings, cell: Cell, overrides: Rows[str], progress: Progress) -> _Result:
+def _train(
+    workspace: Workspace, settings: Settings, cell: Cell, overrides: Sequence[str], progress: Progress
+) -> _Result:
     """The stages of one cell; what differs later on only is made once for all cells."""
     changed = override(settings, cell.changes)
     shared: dict[str, Any] = {"overrides": (*overrides, *cell.changes), "progress": progress}

@@ -1,17 +1,17 @@
 """Train a method to compare CCoT with: same base, same data, ψ's steps unless more are asked for, same clock."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 from ccot_cli.config import Settings, stage_config
-from ccot_cli.models.adapters import PSI, Adapters
-from ccot_cli.models.baselines.base import Course
-from ccot_cli.models.loading import BASELINES
-from ccot_cli.models.reasoner import Method
-from ccot_cli.models.selectors import Selector
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.adapters import PSI, Adapters
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.methods.loading import BASELINES
+from ccot_cli.models.methods.method import Method
+from ccot_cli.models.selection.selector import Selector
+from ccot_cli.models.training.recipes.base import Course
 from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
@@ -59,7 +59,7 @@ def run(
     *,
     variant: str = "",
     selected: str | None = None,
-    overrides: Rows[str] = (),
+    overrides: Sequence[str] = (),
     progress: Progress,
 ) -> TrainBaselineResult:
     """Train one method with the settings of `train_psi`; an interrupted run goes on from its last checkpoint.

@@ -1,7 +1,7 @@
 """Train φ, the generator of contemplation tokens (paper, section 4.1)."""
 
 import json
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -17,13 +17,13 @@ from ccot_cli.config import Settings, TrainPhiConfig, stage_config
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import DivergedError, MissingError, UsageError
 from ccot_cli.files import check_space, commit
-from ccot_cli.models.adapters import PHI, Adapters
-from ccot_cli.models.joint import JointTraining
-from ccot_cli.models.layerwise import LayerReport, PhiExample, rest_bytes, train_layerwise
-from ccot_cli.models.memory import fits
-from ccot_cli.models.probe import PhiJudge, PhiReport
-from ccot_cli.models.queries import Queries
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.adapters import PHI, Adapters
+from ccot_cli.models.base.memory import fits
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.training.phi_joint import JointTraining
+from ccot_cli.models.training.phi_layerwise import LayerReport, PhiExample, rest_bytes, train_layerwise
+from ccot_cli.models.training.phi_report import PhiJudge, PhiReport
+from ccot_cli.models.training.queries import Queries
 from ccot_cli.names import parse_ratio, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
@@ -55,7 +55,7 @@ def run(
     *,
     variant: str = "",
     selected: str | None = None,
-    overrides: Rows[str] = (),
+    overrides: Sequence[str] = (),
     progress: Progress,
 ) -> TrainPhiResult:
     """Train and save φ for one ratio; an interrupted run goes on from its last checkpoint.
@@ -194,7 +194,6 @@ class _Job:
             learning_rate=chosen.learning_rate,
             optimiser=chosen.optimiser,
             micro_batch_size=chosen.micro_batch_size,
-            through_rollout=chosen.through_rollout,
             seed=chosen.seed,
         )
 

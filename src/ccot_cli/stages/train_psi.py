@@ -1,11 +1,9 @@
 """Train ψ, the answer decoder, and END, the stop classifier (paper, section 4.2)."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -13,39 +11,34 @@ from torch import Tensor
 
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.models.adapters import PHI, PSI, Adapters
-from ccot_cli.models.ccot import CcotReasoner
-from ccot_cli.models.draft import Draft, fit_draft
-from ccot_cli.models.end import BEYOND, End, LateEnds, fit_end, labelled
-from ccot_cli.models.psi_training import (
-    Context,
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.draft import fit_draft
+from ccot_cli.models.decoding.end import BEYOND, LateEnds, fit_end, labelled
+from ccot_cli.models.methods.ccot import CcotReasoner
+from ccot_cli.models.methods.method import Method
+from ccot_cli.models.training.psi import (
     Lessons,
     PsiExample,
     PsiTraining,
     RolloutContext,
     Rollouts,
-    UnrolledContext,
     judge_end,
     roll_out,
     token_states,
 )
-from ccot_cli.models.queries import Queries
-from ccot_cli.models.reasoner import Method
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.training.queries import Queries
 from ccot_cli.names import ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_phi
 from ccot_cli.stages.queries import open_queries
 from ccot_cli.stages.training import take_steps
-from ccot_cli.stages.validation import caps, changed_figures, marks_of
+from ccot_cli.stages.validation import accuracy_of, caps, changed_figures
 from ccot_cli.tensors.probes import fit_logistic
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace import Artifact, Build, Workspace
 
 STAGE = "train-psi"
-
-SURENESS = (0.0, 1.0, 2.0, 3.0)
-"""Logits that END may have to exceed: the paper's 0, and where ψ learns from late ends, whichever validates best."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +57,6 @@ class TrainPsiResult:
     """Mean k."""
     end: dict[str, float]
     """END's confusion on validation tokens."""
-    sureness: float = 0.0
-    """What END's logit has to exceed. Where several were tried, the accuracy is that of one half of the problems under
-    what the other half would choose, and the other way round."""
     draft: float = 0.0
     """How many of the validation problems' answers begin as is read off the last contemplation token, as a share."""
     decoding: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +71,7 @@ def run(
     *,
     variant: str = "",
     generator: str | None = None,
-    overrides: Rows[str] = (),
+    overrides: Sequence[str] = (),
     progress: Progress,
 ) -> TrainPsiResult:
     """Train one ratio; an interrupted run goes on from its last checkpoint.
@@ -136,7 +126,7 @@ class _Job:
         self.train_examples = self._examples(training)
         self.held_examples = self._examples(encoder.problems(self.held_out))
 
-    def _examples(self, problems: Rows[EncodedProblem]) -> list[PsiExample]:
+    def _examples(self, problems: Sequence[EncodedProblem]) -> list[PsiExample]:
         """What ψ learns from these problems, with the true k."""
         marker = self.theta.encoder.answer_marker
         return [PsiExample(each.query, marker, each.answer, num_kept(self.ratio, len(each.chain))) for each in problems]
@@ -145,11 +135,9 @@ class _Job:
         ids = [each.query for each in examples]
         return open_queries(self.workspace, self.source, self.adapters, ids, self.layer, self.progress)
 
-    def _lessons(self, queries: Queries) -> tuple[Context, Rows[PsiExample] | Lessons]:
+    def _lessons(self, queries: Queries) -> tuple[RolloutContext, Sequence[PsiExample] | Lessons]:
         """What ψ learns to decode from, and how much of it."""
         chosen, examples = self.settings.train_psi, self.train_examples
-        if chosen.unfreeze == "all":
-            return UnrolledContext(self.theta, self.adapters, queries, self.layer), examples
         rollouts = self._roll_out(queries, self._rolled_out)
         context = RolloutContext(
             self.theta, self.adapters, queries, rollouts, self.layer, trains_above=chosen.unfreeze == "above"
@@ -229,15 +217,15 @@ class _Job:
         self.adapters.save(PHI, build.folder)
         method = Method("ccot", f"{self.ratio:f}", self.layer)
         method.save(build.folder)
-        # What φ is fed has changed only where its layers up to l have learned.
-        rollouts = (
-            context.rollouts if isinstance(context, RolloutContext) else self._roll_out(queries, self.train_examples)
-        )
-        read, held_out = self._states(queries, rollouts, self._rolled_out, self.train_examples), self._held_states()
+        # φ's layers up to l have not learned, so its inputs are those that were rolled out.
+        read = self._states(queries, context.rollouts, self._rolled_out, self.train_examples)
+        held_out = self._held_states()
         draft = fit_draft(*read.answered, validation=held_out.answered)
         draft.save(build.folder)
-        end, sureness, accuracy, mean_tokens = self._settle_end(method, read, draft)
+        end = fit_end(fit_logistic(*read.labelled).stricter(chosen.end_threshold), read.lower, read.last)
         end.save(build.folder)
+        reasoner = CcotReasoner(self.theta, self.adapters, method, self.settings.decoding, end, draft)
+        accuracy, mean_tokens = accuracy_of(reasoner, self.held_out, self.settings.eval.batch_size, self.progress)
         report = judge_end(end, *held_out.labelled)
         return TrainPsiResult(
             ratio=f"{self.ratio:f}",
@@ -248,27 +236,9 @@ class _Job:
             mean_tokens=mean_tokens,
             target_tokens=sum(each.num_tokens for each in self.held_examples) / len(self.held_out),
             end={**asdict(report), "accuracy": report.accuracy},
-            sureness=sureness,
             draft=draft.share,
             decoding=caps(self.settings),
         )
-
-    def _settle_end(self, method: Method, read: "_States", draft: Draft) -> tuple[End, float, float, float]:
-        """END, how sure it has to be, and what validation comes to then: accuracy and the mean number of tokens.
-
-        To a ψ that has learned to read a token too many, ending late costs less than ending early.
-        """
-        decoding, batch_size = self.settings.decoding, self.settings.eval.batch_size
-        fitted = fit_logistic(*read.labelled)
-        ends: dict[float, End] = {}
-        marks: dict[float, list[bool]] = {}
-        tokens: dict[float, float] = {}
-        for sureness in SURENESS if self._may_be_late else SURENESS[:1]:
-            ends[sureness] = fit_end(fitted.stricter(sureness), read.lower, read.last)
-            reasoner = CcotReasoner(self.theta, self.adapters, method, decoding, ends[sureness], draft)
-            marks[sureness], tokens[sureness] = marks_of(reasoner, self.held_out, batch_size, self.progress)
-        best = most_right(marks)
-        return ends[best], best, unflattered(marks), tokens[best]
 
     def _held_states(self) -> "_States":
         """Of the validation problems, with the true k."""
@@ -306,15 +276,3 @@ class _States:
             [last_KD[each.num_tokens - 1] for last_KD, each in zip(self.last, self.examples, strict=True)]
         )
         return final_MD, torch.tensor([each.answer[0] for each in self.examples], device=final_MD.device)
-
-
-def most_right(marks: Mapping[float, Rows[bool]]) -> float:
-    """The choice under which most problems are right; the first of several."""
-    return max(marks, key=lambda choice: sum(marks[choice]))
-
-
-def unflattered(marks: Mapping[float, Rows[bool]]) -> float:
-    """The accuracy of such a choice on problems that had no part in it: each half is judged by what the other chose."""
-    halves = [{choice: each[start::2] for choice, each in marks.items()} for start in (0, 1)]
-    judged = [half[most_right(other)] for half, other in zip(halves, reversed(halves), strict=True)]
-    return fmean(mark for half in judged for mark in half)

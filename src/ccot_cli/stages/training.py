@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from safetensors.torch import save_file
 
 from ccot_cli.files import commit
-from ccot_cli.models.optimise import Optimiser
+from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.progress import Progress
-from ccot_cli.stops import held_stops
+from ccot_cli.signals import held_stops
 from ccot_cli.workspace import Build
 
 LOG_FILE = "log.jsonl"

@@ -1,7 +1,6 @@
 """How well a trained method does on the validation problems."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,11 +8,11 @@ from typing import Any
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
-from ccot_cli.models.adapters import Adapters
-from ccot_cli.models.baselines.gold import GoldReasoner
-from ccot_cli.models.loading import load_reasoner
-from ccot_cli.models.reasoner import Reasoner, Reply, Seconds, reply_in_parts
-from ccot_cli.models.theta import Theta
+from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.methods.loading import load_reasoner
+from ccot_cli.models.methods.method import Reasoner, Reply, Seconds, reply_in_parts
+from ccot_cli.models.training.recipes.gold import GoldReasoner
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score
 from ccot_cli.workspace import Artifact
@@ -42,7 +41,7 @@ def changed_figures(
 
 
 def validate(
-    theta: Theta, adapters: Adapters, folder: Path, problems: Rows[Problem], settings: Settings, progress: Progress
+    theta: Theta, adapters: Adapters, folder: Path, problems: Sequence[Problem], settings: Settings, progress: Progress
 ) -> tuple[float, float]:
     """Accuracy of a trained folder, and its mean number of tokens before the answer, decoding freely."""
     reasoner = load_reasoner(theta, adapters, folder, decoding=settings.decoding)
@@ -50,28 +49,20 @@ def validate(
 
 
 def accuracy_of(
-    reasoner: Reasoner, problems: Rows[Problem], batch_size: int, progress: Progress
+    reasoner: Reasoner, problems: Sequence[Problem], batch_size: int, progress: Progress
 ) -> tuple[float, float]:
     """Accuracy of a method, and its mean number of tokens before the answer."""
-    marks, mean_tokens = marks_of(reasoner, problems, batch_size, progress)
-    return fmean(marks), mean_tokens
-
-
-def marks_of(
-    reasoner: Reasoner, problems: Rows[Problem], batch_size: int, progress: Progress
-) -> tuple[list[bool], float]:
-    """Which problems a method has right, and its mean number of tokens before the answer."""
     marks: list[bool] = []
     num_tokens = 0
     for batch, replies, _ in ask(reasoner, problems, batch_size, "validation", progress):
         marks += map(is_right, batch, replies)
         num_tokens += sum(reply.num_contemplation for reply in replies)
-    return marks, num_tokens / len(problems)
+    return fmean(marks), num_tokens / len(problems)
 
 
 def ask(
-    reasoner: Reasoner, problems: Rows[Problem], batch_size: int, label: str, progress: Progress
-) -> Iterator[tuple[Rows[Problem], list[Reply], Seconds]]:
+    reasoner: Reasoner, problems: Sequence[Problem], batch_size: int, label: str, progress: Progress
+) -> Iterator[tuple[Sequence[Problem], list[Reply], Seconds]]:
     """Ask a method everything, in batches as the problems come; what it replies, and how long that took."""
     if isinstance(reasoner, GoldReasoner):
         reasoner.show(problems)

@@ -1,0 +1,224 @@
+"""Load the frozen base model θ and its tokenizer.
+
+`embedded` is the small model inside the package; everything else goes to transformers, always as safetensors and
+never with remote code.
+"""
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ccot_cli.config import ModelConfig
+from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.errors import CcotError, ResourceError, UsageError
+from ccot_cli.models.base.blocks import Blocks
+from ccot_cli.models.base.memory import is_out_of_memory
+from ccot_cli.names import EMBEDDED
+
+EMBEDDED_FOLDER = Path(__file__).parent.parent / "embedded"
+ROOM = 256
+"""Positions for contemplation tokens, or a chain, and the answer."""
+_SHAPING = (
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "sliding_window",
+    "layer_types",
+    "num_attention_heads",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "hidden_act",
+    "activation_function",
+)
+"""Settings that bear on what a model computes and that no weight shows."""
+
+
+@dataclass(frozen=True)
+class Theta:
+    """The base model, frozen, with everything that is derived from it."""
+
+    name: str
+    model: PreTrainedModel
+    encoder: Encoder
+    blocks: Blocks
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.device
+
+    @property
+    def device_name(self) -> str:
+        """What times were measured on, for people: the GPU's name, or the CPU's threads."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{self.device.type}, {torch.get_num_threads()} threads"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its parameters, adapters included where some are attached."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    @property
+    def num_layers(self) -> int:
+        return self.blocks.num_layers
+
+    @property
+    def pad_id(self) -> int:
+        """An id for padding; what it is never matters."""
+        pad: int | None = self.encoder.tokenizer.pad_token_id
+        return self.eos_id if pad is None else pad
+
+    @property
+    def longest_query(self) -> int | None:
+        """Tokens that a query may have, with room for what comes behind it; None where there is no limit."""
+        most: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        return None if most is None else most - ROOM
+
+    @property
+    def eos_id(self) -> int:
+        eos: int = self.encoder.tokenizer.eos_token_id
+        return eos
+
+    def require_whole(self, doing: str, *, instead: str = "") -> None:
+        """For work whose gradients pass several layers at once.
+
+        Raises:
+            UsageError: where the layers come to the device one at a time.
+        """
+        if self.blocks.layers_rest:
+            raise UsageError(
+                f"{doing} needs all of θ's layers on {self.device}, but model.offload leaves them in main memory",
+                fix=f"{instead}set model.offload to false in ccot.yaml, with a device that holds θ",
+            )
+
+    def fingerprint(self) -> str:
+        """Tells this model, tokenizer and template from others: hash of shapes, samples of weights, settings that no
+        weight shows, and a text's ids.
+
+        The precision that a device asks for makes no difference.
+        """
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            if "lora_" in name:
+                continue
+            sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].bfloat16().float().cpu().numpy().tobytes()
+            digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode() + sample)
+        config = {key: getattr(self.model.config, key, None) for key in _SHAPING}
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+        digest.update(str(self.encoder.query('Mia has 12 pens: $3.50, "all".\n')).encode())
+        digest.update(str(self.encoder.answer_marker).encode())
+        return digest.hexdigest()
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one.
+
+    Raises:
+        UsageError: for a device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).splitlines()[0]
+        raise UsageError(f"no device {name!r}: {first_line}", fix="--device cpu, or --device auto") from None
+    return device
+
+
+def load_theta(config: ModelConfig) -> Theta:
+    """Load the model and prove that it can be run layer by layer.
+
+    Raises:
+        UsageError: for a name that is no model, or a family that is not supported.
+        ResourceError: where files cannot be had, for want of a network for example.
+    """
+    device = resolve_device(config.device)
+    source: str | Path = EMBEDDED_FOLDER if config.name == EMBEDDED else config.name
+    options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
+    if isinstance(source, Path) or Path(source).exists():
+        options["local_files_only"] = True
+    dtype: Any = config.dtype
+    if dtype == "auto":
+        dtype = torch.float32 if device.type == "cpu" else "auto"
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would tell of every attempt
+    transformers.logging.disable_progress_bar()  # it would draw on stderr while an answer is all that was asked for
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        load = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **options)
+        model = load(dtype=dtype)
+        if config.dtype == "auto" and model.dtype == torch.float16:
+            # Gradients of states would fall below what float16 can hold. Cast afterwards, the frequencies of the
+            # positions would be rounded too.
+            model = load(dtype=torch.bfloat16)
+    except (OSError, ValueError) as error:
+        raise _explain(config.name, error) from error
+    blocks = Blocks(model.requires_grad_(False).eval())
+    try:
+        blocks.to(device, layers_rest=config.offload and _has_memory_of_its_own(device))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        raise ResourceError(
+            f"{config.name} needs {needed / 1e9:,.1f} GB, more than is free on {device}",
+            fix="--device cpu, or model.dtype: bfloat16 or model.offload: true in ccot.yaml",
+        ) from None
+    blocks.verify()
+    encoder = Encoder(tokenizer, Template(config.prompt, config.answer_marker))
+    return Theta(name=config.name, model=model, encoder=encoder, blocks=blocks)
+
+
+def _has_memory_of_its_own(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
+def _explain(name: str, error: Exception) -> CcotError:
+    text = str(error)
+    first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if Path(name).expanduser().exists():
+        fix = "name a folder with config.json, model.safetensors and a tokenizer, as save_pretrained writes them"
+        return UsageError(f"{name} holds no model that can be loaded: {first_line}", fix=fix)
+    if name.startswith((".", "/", "~")):
+        return UsageError(f"there is no folder {name}", fix=f"check the path; a relative one starts at {Path.cwd()}")
+    if any(word in text.lower() for word in ("gated", "401 client error", "403 client error")):
+        return ResourceError(
+            f"model {name!r} is not open to you: {first_line}",
+            fix=f"ask for access on https://huggingface.co/{name}, then: hf auth login",
+        )
+    if "offline" in text.lower() or "connect" in text.lower() or "couldn't" in text.lower():
+        return ResourceError(
+            f"model {name!r} is neither here nor to be had: {first_line}",
+            fix=f"on a machine with a network: hf download {name} --local-dir DIR; then give DIR as the model",
+        )
+    return UsageError(f"model {name!r} cannot be loaded: {first_line}", fix="ccot doctor --model " + name)
+
+
+def diagnose(name: str) -> list[str]:
+    """What a user wants to know of a model before starting, one line each.
+
+    Raises:
+        CcotError: where the model cannot be used, saying why.
+    """
+    theta = load_theta(ModelConfig(name=name))
+    config = theta.model.config
+    num_parameters = sum(parameter.numel() for parameter in theta.model.parameters())
+    return [
+        f"{type(theta.model).__name__}, {num_parameters / 1e6:,.1f} M parameters, {theta.dtype}".replace("torch.", ""),
+        f"{theta.num_layers} layers, width {config.hidden_size}, vocabulary {config.vocab_size:,}",
+        "runs layer by layer as its own forward pass, to rounding",
+    ]

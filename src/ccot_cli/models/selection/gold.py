@@ -1,0 +1,106 @@
+"""Gold hidden states: θ over whole solutions (paper, section 4.1).
+
+Dimensions: B batch, T tokens of a solution, M of them that are kept, I hidden-state indices that are, D width. A
+problem's gold states stand for its last query token (z_0's place) and its m chain tokens: 1 + m rows.
+"""
+
+from collections.abc import Iterator, Sequence, Set
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.cache import empty_cache
+from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.tensors.masks import first_columns, pad_right
+
+STORED_DTYPE = torch.bfloat16
+"""Two bytes a number, and the range of float32; the rounding is far below what φ can imitate."""
+
+
+def plan_batches(lengths: Sequence[int], *, batch_tokens: int) -> list[list[int]]:
+    """Group problems of like length: a padded batch holds `batch_tokens` tokens at most, or one problem."""
+    order = sorted(range(len(lengths)), key=lambda number: (-lengths[number], number))
+    batches: list[list[int]] = []
+    for number in order:
+        # The first of a batch is its longest.
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
+            batches[-1].append(number)
+        else:
+            batches.append([number])
+    return batches
+
+
+def solution_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
+    """[query; chain; answer], the answer behind its marker."""
+    return [*problem.query, *problem.chain, *theta.encoder.answer_marker, *problem.answer]
+
+
+@torch.no_grad()
+def gold_states(
+    theta: Theta,
+    problems: Sequence[EncodedProblem],
+    *,
+    indices: Sequence[int],
+    batch_tokens: int,
+    dtype: torch.dtype,
+    skip: Set[int] = frozenset(),
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield each problem's number and its gold states (1 + m, I, D), longest problems first.
+
+    The batches depend on the problems and `batch_tokens` alone, so two passes give the same bits.
+
+    Args:
+        skip: Problems that an interrupted run has finished.
+    """
+    lengths = [len(solution_ids(theta, problem)) for problem in problems]
+    for batch in plan_batches(lengths, batch_tokens=batch_tokens):
+        if skip >= set(batch):
+            continue
+
+        def run(part: Sequence[int]) -> list[Tensor]:
+            return _run(theta, [problems[number] for number in part], indices=indices, dtype=dtype)
+
+        rows = (each for part in in_parts(batch, run) for each in part)
+        yield from ((number, each) for number, each in zip(batch, rows, strict=True) if number not in skip)
+
+
+def place_gold(theta: Theta, adapters: Adapters, sequence: CachedSequence, gold: Sequence[Tensor]) -> None:
+    """Append gold states in the contemplation tokens' place, their keys and values made under θ.
+
+    Args:
+        gold: Each row's states at every index: K, I, D.
+    """
+    gold_BKID = pad_sequence(list(gold), batch_first=True).to(theta.device, theta.dtype)
+    sequence.extend(first_columns([len(rows) for rows in gold], device=theta.device))
+    adapters.use(None)
+    theta.blocks.place(gold_BKID.transpose(1, 2), sequence)
+
+
+def _run(
+    theta: Theta, problems: Sequence[EncodedProblem], *, indices: Sequence[int], dtype: torch.dtype
+) -> list[Tensor]:
+    """Gold states of one batch."""
+    ids_BT, mask_BT = pad_right(
+        [solution_ids(theta, each) for each in problems], fill=theta.pad_id, device=theta.device
+    )
+    sequence = CachedSequence.empty(len(problems), theta.device)
+    sequence.extend(mask_BT)
+    counts = [1 + len(each.chain) for each in problems]
+    wanted_BT = torch.zeros_like(mask_BT)
+    for row, (each, count) in enumerate(zip(problems, counts, strict=True)):
+        wanted_BT[row, len(each.query) - 1 :][:count] = True
+    places_M = wanted_BT.flatten().nonzero()[:, 0]
+    hidden_BTD = theta.blocks.enter(theta.blocks.embedding(ids_BT), sequence)
+    kept_MID = torch.empty(len(places_M), len(indices), hidden_BTD.shape[2], dtype=dtype, device=theta.device)
+    for index in range(theta.num_layers + 1):
+        if index:
+            hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
+            sequence.cache = empty_cache()  # all tokens were run at once
+        if index in indices:
+            kept_MID[:, indices.index(index)] = hidden_BTD.flatten(0, 1).index_select(0, places_M)
+    return list(torch.split(kept_MID.cpu(), counts))

@@ -1,0 +1,107 @@
+"""A selector: which tokens of a chain are kept (paper, section 4.1). Fitted on training problems, it serves any.
+
+Dimensions: M chain tokens, D width, V vocabulary.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ccot_cli.data.prompts import EncodedProblem, Encoder
+from ccot_cli.errors import CorruptError
+from ccot_cli.files import write_json
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.predictive import announcements
+from ccot_cli.models.selection.scorer import Scorer, chain_scores
+from ccot_cli.names import SelectorName
+from ccot_cli.tensors.select import POSITIONAL, best, best_of_each, num_kept, num_rounds
+
+FILE_NAME = "selector.json"
+SCORES_FILE = "announcements.safetensors"
+NUM_SCORED = 1000
+"""Chains from which the predictive selector learns its scores."""
+
+
+@dataclass(frozen=True)
+class Selector:
+    """One choice of tokens. What it holds beside its name and r depends on the name."""
+
+    name: SelectorName
+    ratio: Decimal
+    encoder: Encoder
+    seed: int = 0
+    rounds: int = 0
+    """Tokens that every line of a chain gives (`predictive`)."""
+    scores_V: Tensor | None = None
+    """How much a token announces (`predictive`)."""
+    layer: int = 0
+    """T, the index of the states that the scorer reads (`learned`)."""
+    scorer: Scorer | None = None
+
+    def positions(self, problem: EncodedProblem, *, number: int = 0, states_MD: Tensor | None = None) -> list[int]:
+        """k = ceil(r m) positions in the problem's chain, in reading order.
+
+        Args:
+            number: Seeds the random selector.
+            states_MD: The chain's states at index T; the learned selector reads them.
+        """
+        num_chain = len(problem.chain)
+        kept = num_kept(self.ratio, num_chain)
+        if self.scorer is not None:
+            assert states_MD is not None
+            return best(chain_scores(self.scorer, states_MD), kept)
+        if self.scores_V is not None:
+            lines = self.encoder.lines(problem.chain)
+            return best_of_each(self.scores_V[problem.chain], lines, kept, rounds=self.rounds)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        return POSITIONAL[self.name](num_chain, kept, generator)
+
+    def save(self, folder: Path) -> None:
+        described = {"name": self.name, "ratio": f"{self.ratio:f}", "seed": self.seed}
+        if self.scores_V is not None:
+            save_file({"scores": self.scores_V.contiguous()}, folder / SCORES_FILE)
+            described["rounds"] = self.rounds
+        if self.scorer is not None:
+            self.scorer.save(folder)
+            described |= {"layer": self.layer, "scorer": self.scorer.kind}
+        write_json(folder / FILE_NAME, described)
+
+    @classmethod
+    def load(cls, theta: Theta, folder: Path) -> "Selector":
+        """Read a saved selector.
+
+        Raises:
+            CorruptError: where it is missing, damaged or made for another model.
+        """
+        try:
+            fields = json.loads((folder / FILE_NAME).read_text())
+            kind = fields.pop("scorer", None)
+            fields |= {"ratio": Decimal(fields["ratio"]), "encoder": theta.encoder}
+            if "rounds" in fields:
+                fields["scores_V"] = load_file(folder / SCORES_FILE)["scores"]
+            if kind is not None:
+                fields["scorer"] = Scorer.load(theta, kind, folder)
+            return cls(**fields)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            raise CorruptError(
+                f"the selector in {folder} cannot be read: {error}", fix="run 'ccot score' again"
+            ) from error
+
+
+def predictive(theta: Theta, problems: Sequence[EncodedProblem], ratio: Decimal, *, batch_tokens: int) -> Selector:
+    """Fit the predictive selector.
+
+    Args:
+        problems: Training problems; the first thousand are scored.
+    """
+    scores_V = announcements(theta, problems[:NUM_SCORED], batch_tokens=batch_tokens)
+    lines = [theta.encoder.lines(problem.chain) for problem in problems]
+    rounds = num_rounds(ratio, sum(map(len, lines)), sum(len(set(each)) for each in lines))
+    return Selector("predictive", ratio, theta.encoder, rounds=rounds, scores_V=scores_V)

@@ -1,0 +1,208 @@
+"""Read queries: anew, or a data set's from a file, as nothing that is trained later changes what they are under θ.
+
+Dimensions: B batch, Q queries, N query, H heads, C channels of a head, I all indices 0..L, D width.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ccot_cli.errors import UsageError
+from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.cache import empty_cache
+from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.gold import STORED_DTYPE, plan_batches
+from ccot_cli.tensors.masks import pad_left
+
+PASS_TOKENS = 1024
+"""Tokens of queries in one pass on a CPU, so that what its layers hand on stays in its caches."""
+
+
+def encode_query(
+    theta: Theta, adapters: Adapters, queries: list[list[int]], *, layer: int, adapter: str | None = None
+) -> tuple[CachedSequence, Tensor]:
+    """Run the queries, under θ unless an adapter is named.
+
+    Returns:
+        The sequence to continue, and z_0, the last query token's state at index l: B, D.
+
+    Raises:
+        UsageError: where a query has more tokens than the model has positions.
+    """
+    ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
+    num_columns, most = ids_BN.shape[1], theta.blocks.num_positions
+    if most is not None and num_columns > most:
+        raise UsageError(
+            f"a question of {num_columns:,} tokens is longer than the model's {most:,} positions",
+            fix="ask a shorter one",
+        )
+    adapters.use(adapter)
+    rows = max(1, PASS_TOKENS // num_columns) if theta.device.type == "cpu" else len(queries)
+    parts = [
+        _encode(theta, ids, mask, layer=layer)
+        for ids, mask in zip(torch.split(ids_BN, rows), torch.split(mask_BN, rows), strict=True)
+    ]
+    return CachedSequence.joined([sequence for sequence, _ in parts]), torch.cat([first_BD for _, first_BD in parts])
+
+
+def read_query(
+    theta: Theta, adapters: Adapters, queries: list[list[int]], *, adapter: str | None = None
+) -> CachedSequence:
+    """The same where only what comes next matters: no state of the query's own is computed that nobody reads."""
+    return encode_query(theta, adapters, queries, layer=theta.num_layers - 1, adapter=adapter)[0]
+
+
+def _encode(theta: Theta, ids_BN: Tensor, mask_BN: Tensor, *, layer: int) -> tuple[CachedSequence, Tensor]:
+    sequence, top = CachedSequence.empty(len(ids_BN), theta.device), theta.num_layers - 1
+    lower_BND = theta.blocks.run_ids(ids_BN, mask_BN, sequence, last=layer)
+    if layer <= top:
+        theta.blocks.fill(theta.blocks.run(lower_BND, layer, top, sequence), top, sequence)
+    return sequence, lower_BND[:, -1]
+
+
+class Queries(Protocol):
+    """A data set's queries, ready to be continued."""
+
+    @property
+    def queries(self) -> Sequence[list[int]]:
+        """Token ids by problem."""
+        ...
+
+    def sequence(self, numbers: Sequence[int]) -> CachedSequence:
+        """These problems' queries, padded on the left."""
+        return self.encoded(numbers)[0]
+
+    def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
+        """What `encode_query` returns for these problems: the sequence, and z_0 (B, D)."""
+        ...
+
+
+class FreshQueries(Queries):
+    """Run anew whenever they are asked for: for models whose keys and values are too many to keep.
+
+    Args:
+        queries: Token ids by problem.
+        layer: Autoregressive layer l, where z_0 is read.
+        rounds: Round as a file of kept ones does, so that what is learned does not depend on the room for one.
+    """
+
+    def __init__(
+        self, theta: Theta, adapters: Adapters, queries: Sequence[list[int]], layer: int, *, rounds: bool = False
+    ) -> None:
+        self.theta, self.adapters, self.layer, self._rounds = theta, adapters, layer, rounds
+        self._queries = queries
+
+    @property
+    def queries(self) -> Sequence[list[int]]:
+        return self._queries
+
+    @torch.no_grad()
+    def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
+        queries = [self.queries[number] for number in numbers]
+        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=self.layer)
+        if not self._rounds:
+            return sequence, first_BD
+        cache = empty_cache()
+        for layer in range(self.theta.num_layers):
+            keys, values = map(_rounded, sequence.keys_values(layer))
+            cache.update(keys, values, layer_idx=layer)
+        return CachedSequence(cache, sequence.mask_BS), _rounded(first_BD)
+
+
+class KeptQueries(Queries):
+    """Keys and values of every query at every layer, and each last token's states, in a file mapped into memory.
+
+    Args:
+        queries: Token ids by problem.
+        layer: Autoregressive layer l, where z_0 is read.
+        path: A file that `fill_queries` has made from the same model and queries; it serves every l.
+    """
+
+    def __init__(self, theta: Theta, queries: Sequence[list[int]], layer: int, path: Path) -> None:
+        self.theta, self.layer = theta, layer
+        self._queries = queries
+        self._keys_values, self._last_QID = _mapped(theta, queries, path)
+
+    @property
+    def queries(self) -> Sequence[list[int]]:
+        return self._queries
+
+    def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
+        theta = self.theta
+        longest = max(len(self.queries[number]) for number in numbers)
+        heads, channels = theta.blocks.heads
+        both = torch.empty(2 * theta.num_layers, len(numbers), heads, longest, channels, dtype=theta.dtype)
+        mask_BN = torch.zeros(len(numbers), longest, dtype=torch.bool)
+        for place, number in enumerate(numbers):
+            start = longest - len(self.queries[number])
+            both[:, place, :, :start] = 0
+            both[:, place, :, start:] = self._keys_values[number]
+            mask_BN[place, start:] = True
+        both = both.to(theta.device)
+        cache = empty_cache()
+        for layer in range(theta.num_layers):
+            cache.update(both[2 * layer], both[2 * layer + 1], layer_idx=layer)
+        first_BD = self._last_QID[list(numbers), self.layer]
+        return CachedSequence(cache, mask_BN.to(theta.device)), first_BD.to(theta.device, theta.dtype)
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    return tensor.to(STORED_DTYPE).to(tensor.dtype)
+
+
+@torch.no_grad()
+def fill_queries(
+    theta: Theta, adapters: Adapters, queries: Sequence[list[int]], path: Path, *, batch_tokens: int
+) -> Iterator[int]:
+    """Run θ over every query and keep what comes of it at `path`, made anew; yields how many a batch had."""
+    path.unlink(missing_ok=True)
+    keys_values, last_QID = _mapped(theta, queries, path)
+    adapters.use(None)
+
+    def run(batch: Sequence[int]) -> int:
+        ids_BN, mask_BN = pad_left([queries[number] for number in batch], fill=theta.pad_id, device=theta.device)
+        sequence = CachedSequence.empty(len(batch), theta.device)
+        sequence.extend(mask_BN)
+        entered_BND = theta.blocks.enter(theta.blocks.embedding(ids_BN), sequence)
+        states = theta.blocks.run_each(entered_BND, 0, theta.num_layers, sequence)
+        last_QID[list(batch)] = torch.stack([state_BND[:, -1] for state_BND in states], dim=1).to("cpu", STORED_DTYPE)
+        both = torch.stack([each for layer in range(theta.num_layers) for each in sequence.keys_values(layer)])
+        for place, number in enumerate(batch):
+            keys_values[number].copy_(both[:, place, :, both.shape[3] - len(queries[number]) :])
+        return len(batch)
+
+    for batch in plan_batches([len(query) for query in queries], batch_tokens=batch_tokens):
+        yield from in_parts(batch, run)
+
+
+def _mapped(theta: Theta, queries: Sequence[list[int]], path: Path) -> tuple[list[Tensor], Tensor]:
+    """The file as tensors: each query's keys and values (2 L, H, N, C), and the last tokens' states (Q, L + 1, D)."""
+    sizes, last = _sizes(theta, queries)
+    total = sum(sizes)
+    numbers = torch.from_file(str(path), shared=True, size=total + len(queries) * last, dtype=STORED_DTYPE)
+    heads, channels = theta.blocks.heads
+    starts = accumulate(sizes, initial=0)
+    keys_values = [
+        numbers[start : start + size].view(2 * theta.num_layers, heads, -1, channels)
+        for start, size in zip(starts, sizes, strict=False)
+    ]
+    return keys_values, numbers[total:].view(len(queries), theta.num_layers + 1, -1)
+
+
+def _sizes(theta: Theta, queries: Sequence[list[int]]) -> tuple[list[int], int]:
+    """Numbers that each query leaves in the cache, and numbers of a query's last states."""
+    heads, channels = theta.blocks.heads
+    width = 2 * theta.num_layers * heads * channels
+    return [len(query) * width for query in queries], (theta.num_layers + 1) * theta.model.config.hidden_size
+
+
+def num_bytes(theta: Theta, queries: Sequence[list[int]]) -> int:
+    """What the file of these queries takes."""
+    sizes, last = _sizes(theta, queries)
+    return (sum(sizes) + len(queries) * last) * STORED_DTYPE.itemsize
