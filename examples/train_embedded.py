@@ -33,12 +33,12 @@ from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import MEDIUM, WIDE, Limits, generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER
-from ccot_cli.names import BaselineName, ratio_name
+from ccot_cli.models.training.loop import write_lines
+from ccot_cli.names import TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
-from ccot_cli.stages.methods import METHODS_FOLDER
-from ccot_cli.stages.training import write_lines
+from ccot_cli.stages.methods import METHODS_FOLDER, baseline_key
 from ccot_cli.tensors.masks import pad_right
-from ccot_cli.workspace import Workspace
+from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
 THETA_RECORD = BUILD_FOLDER / "theta.json"
@@ -84,7 +84,7 @@ OTHER_RATIOS: dict[Decimal, dict[str, Any]] = {
 }
 """And for how many passes. At 0.05 ψ has a step of its own to learn, as a problem may
 have more steps than tokens, and END is often wrong."""
-BASELINES: tuple[BaselineName, ...] = ("direct", "pause")
+SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct", "pause")
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -260,12 +260,12 @@ def train_methods() -> None:
         train_phi.run(workspace, chosen, ratio, progress=progress)
         result = train_psi.run(workspace, chosen, ratio, progress=progress)
         progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
-        ship(workspace.folder(train_psi.STAGE, ratio_name(ratio)), METHODS_FOLDER / ratio_name(ratio))
-    for name in BASELINES:
+        ship(workspace.folder(TRAIN_PSI, ratio_name(ratio)), METHODS_FOLDER / ratio_name(ratio))
+    for name in SHIPPED_BASELINES:
         compared = train_baseline.run(workspace, settings, name, RATIO, progress=progress)
         progress.say(f"{name}: validation accuracy {compared.validation_accuracy:.3f}")
-        key = train_baseline.key_of(name, RATIO)
-        ship(workspace.folder(train_baseline.STAGE, key), METHODS_FOLDER / key)
+        key = baseline_key(name, RATIO)
+        ship(workspace.folder(TRAIN_BASELINE, key), METHODS_FOLDER / key)
 
 
 SHIPPED_SETTINGS: dict[str, Any] = {
@@ -299,7 +299,7 @@ def ship(source: Path, target: Path) -> None:
         is_adapter = described.exists()
         save_file({name: each.bfloat16() if is_adapter else each for name, each in tensors.items()}, copy)
         if is_adapter:
-            # Where the base model lay on this machine is nobody's affair.
+            # The base model's path on this machine is of no use elsewhere.
             write_json(
                 copy.parent / described.name, {**json.loads(described.read_text()), "base_model_name_or_path": None}
             )
@@ -314,7 +314,7 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
             ratio: workspace.require(stage, ratio_name(ratio)).manifest.summary["num_steps"]
             for ratio in (RATIO, *OTHER_RATIOS)
         }
-        for stage in (train_phi.STAGE, train_psi.STAGE)
+        for stage in (TRAIN_PHI, TRAIN_PSI)
     )
     result = evaluate.run(None, settings, progress=TerminalProgress())
     write_json(EMBEDDED_FOLDER / "metrics.json", {"training": training, **result.to_json()})

@@ -117,7 +117,7 @@ class Resting:
     """A model whose decoder layers rest in one place and come to another, on the same CPU, and who was there when."""
 
     def __init__(self, theta: Theta) -> None:
-        theta.blocks.to(torch.device("cpu"), layers_rest=True)
+        theta.blocks.to(torch.device("cpu"), offload=True)
         self._layers = theta.blocks.layers
         self._home = [self._places(number) for number in range(len(self._layers))]
         self.most_away = 0

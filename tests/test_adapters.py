@@ -182,7 +182,7 @@ def test_a_merged_copy_has_theta_s_precision(theta: Theta) -> None:
 @pytest.mark.parametrize(("merges", "rests"), [(False, False), (True, False), (False, True)])
 def test_a_model_that_is_let_go_leaves_memory_at_once(make_theta: MakeTheta, merges: bool, rests: bool) -> None:
     theta = make_theta("llama")
-    theta.blocks.to(theta.device, layers_rest=rests)
+    theta.blocks.to(theta.device, offload=rests)
     adapters = both(theta)
     adapters.merges = merges
     adapters.use(PHI)
@@ -191,7 +191,7 @@ def test_a_model_that_is_let_go_leaves_memory_at_once(make_theta: MakeTheta, mer
     gc.collect()
     gc.disable()
     try:
-        del theta, adapters
+        del adapters
         assert weight() is None
     finally:
         gc.enable()

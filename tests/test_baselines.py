@@ -15,34 +15,33 @@ from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.word_problems import generate
 from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.models.base.adapters import PSI, Adapters
-from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
-from ccot_cli.models.decoding.psi import Text, answer_loss, decode
-from ccot_cli.models.methods.ccot import CcotReasoner
-from ccot_cli.models.methods.loading import BASELINES
-from ccot_cli.models.methods.method import Method
+from ccot_cli.models.decoding.psi import Text, decode
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.coconut import CoconutMethod
+from ccot_cli.models.methods.gold import GoldMethod
+from ccot_cli.models.methods.method import MethodInfo
+from ccot_cli.models.methods.pause import PauseMethod, add_pauses, load_pause, save_pause
 from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states
 from ccot_cli.models.selection.scorer import Scorer
 from ccot_cli.models.selection.selector import Selector, predictive
-from ccot_cli.models.training.psi import Context, PsiExample, PsiTraining, QueryContext
-from ccot_cli.models.training.queries import encode_query
-from ccot_cli.models.training.recipes.base import Baseline, Course, Trained, usual_most
-from ccot_cli.models.training.recipes.chain import Cot, ImplicitCot, ShortCot
-from ccot_cli.models.training.recipes.coconut import THOUGHTS, Coconut, CoconutContext, CoconutReasoner
-from ccot_cli.models.training.recipes.gold import Gold, GoldReasoner
+from ccot_cli.models.training.contexts import Context, QueryContext
+from ccot_cli.models.training.examples import PsiExample
+from ccot_cli.models.training.psi import PsiTraining, answer_loss
+from ccot_cli.models.training.recipes.base import RecipeSetup, Trained, usual_most
+from ccot_cli.models.training.recipes.chain import CotRecipe, ImplicitCotRecipe, ShortCotRecipe
+from ccot_cli.models.training.recipes.coconut import THOUGHTS, CoconutContext, CoconutRecipe
+from ccot_cli.models.training.recipes.gold import GoldRecipe
 from ccot_cli.models.training.recipes.pause import (
-    Filler,
-    Pause,
     PauseContext,
-    PauseReasoner,
-    add_pauses,
     filler_embedding,
     fresh_pause,
-    load_pause,
-    save_pause,
 )
+from ccot_cli.models.training.recipes.registry import RECIPES
 from ccot_cli.names import BaselineName
 from ccot_cli.tensors.probes import Logistic, Probe
 from ccot_cli.tensors.select import num_kept
@@ -57,13 +56,13 @@ PROBLEMS = [
 ]
 
 
-def course(theta: Theta, adapters: Adapters | None = None, *, ratio: Decimal = RATIO, epochs: int = 8) -> Course:
+def course(theta: Theta, adapters: Adapters | None = None, *, ratio: Decimal = RATIO, epochs: int = 8) -> RecipeSetup:
     adapters = adapters or shaken(theta, PSI)
     encoded = [theta.encoder.problem(problem) for problem in PROBLEMS]
-    return Course(theta, adapters, encoded, ratio, TrainPsiConfig(epochs=epochs, batch_size=3, lora_rank=4))
+    return RecipeSetup(adapters, encoded, ratio, TrainPsiConfig(epochs=epochs, batch_size=3, lora_rank=4))
 
 
-def with_gold(found: Course, selector: Selector) -> Course:
+def with_gold(found: RecipeSetup, selector: Selector) -> RecipeSetup:
     """The same, with the states of the selected tokens."""
     indices = range(found.theta.num_layers + 1)
     states = dict(gold_states(found.theta, found.problems, indices=indices, batch_tokens=999, dtype=STORED_DTYPE))
@@ -79,10 +78,10 @@ def lessons(training: PsiTraining, epoch: int) -> list[PsiExample]:
 
 
 def test_every_method_has_its_class() -> None:
-    assert set(BASELINES) == set(get_args(BaselineName))
+    assert set(RECIPES) == set(get_args(BaselineName))
 
 
-@pytest.mark.parametrize("method", BASELINES.values())
+@pytest.mark.parametrize("method", RECIPES.values())
 def test_every_method_trains_saves_and_answers_as_it_was_trained(
     llama: Theta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: type[Baseline]
 ) -> None:
@@ -93,10 +92,10 @@ def test_every_method_trains_saves_and_answers_as_it_was_trained(
     assert all(loss > 0 for loss in training.steps())
     assert any(not torch.equal(before[name], each) for name, each in training.optimiser.parameters.items())
     baseline.save(tmp_path)
-    spec = Method(method.name, f"{found.ratio:f}", num_tokens=baseline.num_tokens(found))
+    spec = MethodInfo(method.name, f"{found.ratio:f}", num_tokens=baseline.num_tokens(found))
     trained = Trained(llama, found.adapters, spec, DecodingConfig(max_chain_tokens=9), tmp_path)
     reasoner = method.load(trained)
-    if isinstance(reasoner, GoldReasoner):
+    if isinstance(reasoner, GoldMethod):
         reasoner.show(PROBLEMS)
     started: list[tuple[CachedSequence, list[list[int]]]] = []
 
@@ -104,7 +103,7 @@ def test_every_method_trains_saves_and_answers_as_it_was_trained(
         theta: Theta, adapters: Adapters, sequence: CachedSequence, start: list[list[int]], **options: Any
     ) -> Text:
         started.append((sequence.copy(), start))
-        return decode(theta, adapters, sequence, start, **options)
+        return decode(adapters, sequence, start, **options)
 
     monkeypatch.setattr("ccot_cli.models.methods.method.decode", watched)
     replies, seconds = reasoner.reply([problem.question for problem in PROBLEMS[:2]])
@@ -119,7 +118,7 @@ def test_every_method_trains_saves_and_answers_as_it_was_trained(
     assert torch.equal(asked.mask_BS, learned.mask_BS)
     for layer in range(llama.num_layers):
         torch.testing.assert_close(asked.keys_values(layer), learned.keys_values(layer), atol=1e-5, rtol=1e-4)
-    if isinstance(reasoner, CoconutReasoner):
+    if isinstance(reasoner, CoconutMethod):
         assert reasoner.num_thoughts == lessons(training, 2)[0].num_tokens > 0
 
 
@@ -157,9 +156,13 @@ def test_a_saved_selector_chooses_as_before(llama: Theta, tmp_path: Path, which:
 
 def test_at_test_time_gold_reads_what_it_was_trained_on(theta: Theta) -> None:
     found = with_gold(course(theta), Selector("even", RATIO, theta.encoder))
-    context = Gold().training(found).context
-    reasoner = GoldReasoner(
-        theta, found.adapters, Method("gold", f"{RATIO:f}"), DecodingConfig(), Selector("even", RATIO, theta.encoder)
+    context = GoldRecipe().training(found).context
+    reasoner = GoldMethod(
+        theta,
+        found.adapters,
+        MethodInfo("gold", f"{RATIO:f}"),
+        DecodingConfig(),
+        Selector("even", RATIO, theta.encoder),
     )
     reasoner.show(PROBLEMS)
     for number, problem in enumerate(found.problems):
@@ -187,7 +190,7 @@ def test_as_many_pause_tokens_as_ccot_has_at_the_mean_chain(llama: Theta) -> Non
 
 def test_the_short_chain_has_as_many_tokens_as_ccot(llama: Theta) -> None:
     found = course(llama)
-    for lesson, problem in zip(lessons(ShortCot().training(found), 0), found.problems, strict=True):
+    for lesson, problem in zip(lessons(ShortCotRecipe().training(found), 0), found.problems, strict=True):
         kept = num_kept(RATIO, len(problem.chain))
         end = [*llama.encoder.answer_marker, *problem.answer]
         assert lesson.answer == [*problem.chain[:kept], *end]
@@ -198,7 +201,7 @@ def test_the_short_chain_has_as_many_tokens_as_ccot(llama: Theta) -> None:
 
 def test_internalisation_goes_from_the_whole_chain_to_none(llama: Theta) -> None:
     found = course(llama)
-    training = ImplicitCot().training(found)
+    training = ImplicitCotRecipe().training(found)
     marker = llama.encoder.answer_marker
     left = []
     for epoch in range(8):
@@ -221,14 +224,14 @@ def test_internalisation_goes_from_the_whole_chain_to_none(llama: Theta) -> None
 
 def test_without_stages_latent_thoughts_are_the_written_chain(llama: Theta) -> None:
     adapters = shaken(llama, PSI)
-    latent, written = Coconut().training(course(llama, adapters)), Cot().training(course(llama, adapters))
+    latent, written = CoconutRecipe().training(course(llama, adapters)), CotRecipe().training(course(llama, adapters))
     assert lessons(latent, 0) == lessons(written, 0)
     torch.testing.assert_close(latent.share([0, 1, 2], [0, 1, 2]), written.share([0, 1, 2], [0, 1, 2]))
 
 
 def test_latent_thoughts_replace_one_line_more_with_every_stage(llama: Theta) -> None:
     found = course(llama, epochs=12)
-    training = Coconut().training(found)
+    training = CoconutRecipe().training(found)
     most = max(each[-1] + 1 for each in (llama.encoder.lines(problem.chain) for problem in found.problems))
     seen = []
     for epoch in range(12):
@@ -260,8 +263,8 @@ def test_latent_thoughts_are_final_normed_states_fed_back(theta: Theta) -> None:
     logits = theta.model(inputs_embeds=whole).logits[:, -len(answer) - 1 : -1]
     expected = torch.nn.functional.cross_entropy(logits[0], torch.tensor(answer))
     row = PsiExample(query, marker, answer, 3)
-    sequence = CoconutContext(theta, adapters).read([0], [row]).sequence
-    found = answer_loss(theta, adapters, sequence, [marker], [answer])
+    sequence = CoconutContext(adapters).read([0], [row]).sequence
+    found = answer_loss(adapters, sequence, [marker], [answer])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     # The answer teaches through all thoughts and the query, as in the model's own forward pass.
     weights = list(adapters.parameters(PSI).values())
@@ -289,12 +292,12 @@ def test_a_few_very_long_chains_do_not_stretch_a_curriculum(llama: Theta) -> Non
     long = replace(first, chain=[token for _ in range(9) for token in [*first.chain, *llama.encoder.answer_marker[:1]]])
     found = replace(found, problems=[long, *(other for other in others for _ in range(5))])
     marker = llama.encoder.answer_marker
-    for method in (Coconut(), ImplicitCot()):
+    for method in (CoconutRecipe(), ImplicitCotRecipe()):
         training = method.training(found)
         assert lessons(training, 0)[0].answer == [*long.chain, *marker, *long.answer]
         assert lessons(training, 7)[0].answer == [*marker, *long.answer]
     most = max(1 + llama.encoder.lines(other.chain)[-1] for other in others)
-    latent = Coconut()
+    latent = CoconutRecipe()
     latent.training(found)
     assert latent.num_tokens(found) == THOUGHTS * most < THOUGHTS * llama.encoder.lines(long.chain)[-1]
 
@@ -304,17 +307,17 @@ def test_gpt2_is_given_no_token_beyond_its_last_position(make_theta: MakeTheta) 
     adapters, most, number = shaken(theta, PSI), theta.blocks.num_positions, 8
     assert most is not None
     decoding = DecodingConfig(max_answer_tokens=3)
-    method = Method("pause", "0.1", num_tokens=number)
+    method = MethodInfo("pause", "0.1", num_tokens=number)
     reserved = len(theta.encoder.answer_marker) + 3
-    pausing = PauseReasoner(theta, adapters, method, decoding, fresh_pause(theta))
+    pausing = PauseMethod(adapters, method, decoding, fresh_pause(theta))
     with torch.no_grad():
         prepared = pausing.prepare([[5] * (most - reserved - 2), [6] * 4])
     assert prepared.num_tokens == [2, number]
     assert prepared.is_capped == [True, False]
-    latent = CoconutReasoner(theta, adapters, 9, adapter=PSI, num_thoughts=number, reserved=reserved)
+    latent = CoconutMethod(adapters, 9, adapter=PSI, num_thoughts=number, reserved=reserved)
     with torch.no_grad():
         sequence, last = encode_query(
-            theta, adapters, [[5] * (most - reserved - 2), [6] * 4], layer=theta.num_layers, adapter=PSI
+            adapters, [[5] * (most - reserved - 2), [6] * 4], layer=theta.num_layers, adapter=PSI
         )
         assert latent.think(sequence, last) == [2, number]
     asked = next(text for count in range(most, 0, -1) if len(theta.encoder.query(text := "pens " * count)) <= most - 4)
@@ -323,11 +326,11 @@ def test_gpt2_is_given_no_token_beyond_its_last_position(make_theta: MakeTheta) 
     no = Logistic(torch.zeros(theta.model.config.hidden_size), torch.tensor(-1.0))
     never = End(no, no)
     draft = Draft(Probe(torch.zeros(theta.model.config.hidden_size + 1, 1), torch.tensor([5])), 1.0)
-    contemplating = CcotReasoner(theta, adapters, Method("ccot", "0.1", 2), decoding, never, draft)
+    contemplating = CcotMethod(adapters, MethodInfo("ccot", "0.1", 2), decoding, never, draft)
     with torch.no_grad():
         prepared = contemplating.prepare([[5] * (most - reserved - 2), [6] * 4])
     assert prepared.num_tokens == [2, 20]
-    gold = GoldReasoner(theta, adapters, method, decoding, Selector("last", RATIO, theta.encoder))
+    gold = GoldMethod(adapters, method, decoding, Selector("last", RATIO, theta.encoder))
     gold.show([Problem("0", asked, "3 + 4 = 7", "7")])
     with pytest.raises(UsageError, match="positions"):
         gold.reply([asked])
@@ -344,16 +347,16 @@ def examples(theta: Theta, counts: list[int]) -> list[PsiExample]:
 def pause_loss(
     theta: Theta, adapters: Adapters, rows: list[PsiExample], pause_1D: torch.nn.Parameter | None
 ) -> torch.Tensor:
-    context: Context = QueryContext(theta, adapters)
+    context: Context = QueryContext(adapters)
     if pause_1D is not None:
-        context = PauseContext(theta, adapters, pause_1D)
+        context = PauseContext(adapters, pause_1D)
     sequence = context.read(range(len(rows)), rows).sequence
-    return answer_loss(theta, adapters, sequence, [row.start for row in rows], [row.answer for row in rows])
+    return answer_loss(adapters, sequence, [row.start for row in rows], [row.answer for row in rows])
 
 
 def test_no_pause_tokens_are_answering_at_once(theta: Theta) -> None:
     rows, adapters = examples(theta, [0, 0, 0]), shaken(theta, PSI)
-    found, expected = (pause_loss(theta, adapters, rows, pause) for pause in (fresh_pause(theta), None))
+    found, expected = (pause_loss(adapters, rows, pause) for pause in (fresh_pause(theta), None))
     torch.testing.assert_close(found, expected)
 
 
@@ -369,7 +372,7 @@ def test_pause_tokens_are_those_of_the_models_own_forward_pass(theta: Theta) -> 
     embeds = torch.cat([embedding(torch.tensor([row.query])), pause.expand(1, 3, -1), embedding(ends)], dim=1)
     logits = theta.model(inputs_embeds=embeds).logits[:, -len(row.answer) - 1 : -1]
     expected = torch.nn.functional.cross_entropy(logits[0], torch.tensor(row.answer))
-    torch.testing.assert_close(pause_loss(theta, adapters, [row], pause), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(pause_loss(adapters, [row], pause), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_pause_token_learns(llama: Theta) -> None:
@@ -383,12 +386,12 @@ def test_a_filler_token_is_the_full_stop_itself_and_never_learns(theta: Theta) -
     [row] = examples(theta, [3, 0, 0])[:1]
     adapters = shaken(theta, PSI)
     stop = theta.encoder.tokenizer(".", add_special_tokens=False).input_ids
-    context = PauseContext(theta, adapters, filler_embedding(theta))
+    context = PauseContext(adapters, filler_embedding(theta))
     assert not context.trained
     sequence = context.read([0], [row]).sequence
-    found = answer_loss(theta, adapters, sequence, [row.start], [row.answer])
+    found = answer_loss(adapters, sequence, [row.start], [row.answer])
     spelled = replace(row, query=[*row.query, *stop[:1] * 3])
-    assert torch.allclose(found, pause_loss(theta, adapters, [spelled], None), atol=1e-5)
+    assert torch.allclose(found, pause_loss(adapters, [spelled], None), atol=1e-5)
 
 
 def test_rows_may_have_different_numbers_of_pause_tokens(llama: Theta) -> None:

@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from ccot_cli.errors import UsageError
-from ccot_cli.models.base.blocks import Blocks, CachedSequence
+from ccot_cli.models.base.blocks import Blocks
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.tensors.masks import pad_left
 
@@ -145,7 +146,7 @@ def test_a_layer_for_which_there_is_no_room_stays_at_home(llama: Theta, monkeypa
 
 
 def test_what_is_not_in_a_layer_moves_at_once(theta: Theta) -> None:
-    theta.blocks.to(torch.device("meta"), layers_rest=True)
+    theta.blocks.to(torch.device("meta"), offload=True)
     where = {name: tensor.device.type for name, tensor in theta.model.state_dict().items()}
     assert {name for name, place in where.items() if place == "cpu"} == {
         name for name in where if any(f".{each}." in name for each in ("layers", "h"))

@@ -21,10 +21,12 @@ from ccot_cli import __version__
 from ccot_cli.cli import app, status
 from ccot_cli.cli.console import TerminalProgress, print_json, print_table
 from ccot_cli.cli.options import RatioOption, resolve
-from ccot_cli.config import Settings, load_settings, override, preset, stage_config
+from ccot_cli.config import Settings, override, stage_config
 from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.names import EMBEDDED, PRESETS
-from ccot_cli.workspace import Workspace
+from ccot_cli.presets import preset
+from ccot_cli.settings_file import load_settings
+from ccot_cli.workspace.workspace import Workspace
 
 ESCAPE = "\x1b"
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ccot_cli.cli import ask as ask_command
 from ccot_cli.cli.app import run
-from ccot_cli.workspace import Workspace
+from ccot_cli.workspace.workspace import Workspace
 
 SETTINGS = """
 ratios: ["0.1"]

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ccot_cli.config import Section, Settings, load_settings, located, override, preset, preset_text, stage_config
+from ccot_cli.config import Section, Settings, located, override, stage_config
 from ccot_cli.errors import UsageError
 from ccot_cli.names import PRESETS, SETTINGS_FILE, parse_ratio, ratio_name
+from ccot_cli.presets import preset, preset_text
+from ccot_cli.settings_file import load_settings
 
 
 def load(tmp_path: Path, text: str) -> Settings:

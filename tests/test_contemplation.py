@@ -11,14 +11,16 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ccot_cli.errors import UsageError
-from ccot_cli.models.training import queries
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
-from ccot_cli.models.base.blocks import Blocks, CachedSequence
+from ccot_cli.models.base.blocks import Blocks
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.decoding.looks import Chance
+from ccot_cli.models.decoding.end import Chance
 from ccot_cli.models.decoding.phi import Contemplation, contemplate, replay
-from ccot_cli.models.decoding.psi import Text, answer_loss, decode
-from ccot_cli.models.training.queries import encode_query
+from ccot_cli.models.decoding.psi import Text, decode
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.training import queries
+from ccot_cli.models.training.psi import answer_loss
 from ccot_cli.tensors.masks import pad_left
 
 QUERIES = [[5, 6, 7, 8, 9, 10], [11, 12, 13], [14, 15, 16, 17, 18]]
@@ -35,9 +37,8 @@ def adapters(theta: Theta) -> Adapters:
 def roll(
     theta: Theta, adapters: Adapters, queries: list[list[int]], counts: list[int]
 ) -> tuple[Contemplation, CachedSequence]:
-    sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
+    sequence, first = encode_query(adapters, queries, layer=LAYER)
     tokens = contemplate(
-        theta,
         adapters,
         sequence,
         first,
@@ -104,14 +105,14 @@ def test_cached_batched_half_depth_rollout_equals_the_algorithm_run_anew_for_eve
     theta: Theta, adapters: Adapters, looks: Looks
 ) -> None:
     with torch.no_grad():
-        sequence, first = encode_query(theta, adapters, QUERIES, layer=LAYER)
+        sequence, first = encode_query(adapters, QUERIES, layer=LAYER)
         tokens = contemplate(
-            theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=EndAfter(COUNTS), chance=looks()
+            adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=EndAfter(COUNTS), chance=looks()
         )
     assert tokens.num_tokens_B.tolist() == COUNTS
     assert sequence.mask_BS.sum(dim=1).tolist() == [len(each) + k for each, k in zip(QUERIES, COUNTS, strict=True)]
     for row, (query, count) in enumerate(zip(QUERIES, COUNTS, strict=True)):
-        expected = slow_rollout(theta, adapters, query, count)
+        expected = slow_rollout(adapters, query, count)
         for place in range(count):
             torch.testing.assert_close(tokens.last_BKD[row, place], expected[place][-1], atol=2e-5, rtol=1e-4)
             if place + 1 < count:
@@ -130,7 +131,7 @@ def test_queries_in_several_passes_leave_what_one_pass_leaves(
     lower = theta.blocks.run_ids(ids, mask, whole, last=layer)
     theta.blocks.run(lower, layer, theta.num_layers, whole)
     monkeypatch.setattr(queries, "PASS_TOKENS", 13)  # two rows of six columns, and one
-    sequence, first = encode_query(theta, adapters, QUERIES, layer=layer)
+    sequence, first = encode_query(adapters, QUERIES, layer=layer)
     torch.testing.assert_close(first, lower[:, -1])
     assert torch.equal(sequence.mask_BS, mask)
     for index in range(theta.num_layers):
@@ -139,9 +140,9 @@ def test_queries_in_several_passes_leave_what_one_pass_leaves(
 
 
 def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(theta: Theta, adapters: Adapters) -> None:
-    tokens, _ = roll(theta, adapters, QUERIES, COUNTS)
-    sequence, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
-    lower, last = replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER)
+    tokens, _ = roll(adapters, QUERIES, COUNTS)
+    sequence, _ = encode_query(adapters, QUERIES, layer=LAYER)
+    lower, last = replay(adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER)
     torch.testing.assert_close(last[tokens.mask_BK], tokens.last_BKD[tokens.mask_BK])
     fed_next = tokens.mask_BK[:, 1:]
     torch.testing.assert_close(lower[:, :-1][fed_next], tokens.inputs_BKD[:, 1:][fed_next])
@@ -178,8 +179,8 @@ def test_ropes_that_change_with_length_rotate_each_token_by_its_own(
         theta = as_theta(config, tokenizer)
         assert theta.blocks.rope_varies
         adapters = shaken(theta, PHI)
-        sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
-        tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=20, **how)
+        sequence, first = encode_query(adapters, queries, layer=LAYER)
+        tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=20, **how)
         return torch.cat([tokens.inputs_BKD, tokens.last_BKD], dim=-1)
 
     one_by_one = inputs(is_end=EndAfter(counts))
@@ -215,14 +216,14 @@ def test_a_draft_does_not_lengthen_what_is_rotated_by_its_length(
 
 @torch.no_grad()
 def test_no_token_is_generated_behind_an_end_that_was_foretold(theta: Theta, adapters: Adapters) -> None:
-    sequence, first = encode_query(theta, adapters, QUERIES, layer=LAYER)
+    sequence, first = encode_query(adapters, QUERIES, layer=LAYER)
     is_end, place = EndAfter(COUNTS), counting(1)
 
     def chance(lower_BD: Tensor) -> Tensor:
         at = next(place)
         return torch.tensor([float(count == at) for count in COUNTS])
 
-    tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chance=chance)
+    tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chance=chance)
     # All rows together, at the longest's last token.
     assert is_end.asked == [max(COUNTS)]
     assert tokens.num_tokens_B.tolist() == COUNTS
@@ -235,7 +236,7 @@ def test_no_token_is_generated_behind_an_end_that_was_foretold(theta: Theta, ada
 def test_end_stops_each_row_at_its_first_end_wherever_it_is_asked(
     theta: Theta, adapters: Adapters, looks: Looks
 ) -> None:
-    free, _ = roll(theta, adapters, QUERIES, [9, 9, 9])
+    free, _ = roll(adapters, QUERIES, [9, 9, 9])
     # A classifier that says END at the third, first and no token of the three rows.
     marks = {(0, 2), (1, 0), (0, 5)}
     ends = [free.last_BKD[row, place] for row, place in marks]
@@ -247,10 +248,8 @@ def test_end_stops_each_row_at_its_first_end_wherever_it_is_asked(
         return found
 
     with torch.no_grad():
-        sequence, first = encode_query(theta, adapters, QUERIES, layer=LAYER)
-        stopped = contemplate(
-            theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chance=looks()
-        )
+        sequence, first = encode_query(adapters, QUERIES, layer=LAYER)
+        stopped = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=is_end, chance=looks())
     assert stopped.num_tokens_B.tolist() == [3, 1, 9]
     assert stopped.is_capped_B.tolist() == [False, False, True]
     assert sequence.mask_BS.sum(dim=1).tolist() == [6 + 3, 3 + 1, 5 + 9]
@@ -258,22 +257,22 @@ def test_end_stops_each_row_at_its_first_end_wherever_it_is_asked(
 
 def test_answers_of_a_batch_equal_those_one_by_one(theta: Theta, adapters: Adapters) -> None:
     marker = theta.encoder.answer_marker
-    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
-    together = decode(theta, adapters, sequence, [marker] * 3, max_tokens=6).ids
+    _, sequence = roll(adapters, QUERIES, COUNTS)
+    together = decode(adapters, sequence, [marker] * 3, max_tokens=6).ids
     for query, count, ids in zip(QUERIES, COUNTS, together, strict=True):
-        _, sequence = roll(theta, adapters, [query], [count])
-        assert decode(theta, adapters, sequence, [marker], max_tokens=6).ids == [ids]
+        _, sequence = roll(adapters, [query], [count])
+        assert decode(adapters, sequence, [marker], max_tokens=6).ids == [ids]
 
 
 @torch.no_grad()
 def test_answers_are_those_of_psi_run_anew_for_every_token(theta: Theta, adapters: Adapters) -> None:
     marker = theta.encoder.answer_marker
-    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
-    found = decode(theta, adapters, sequence, [marker] * 3, max_tokens=4).ids
+    _, sequence = roll(adapters, QUERIES, COUNTS)
+    found = decode(adapters, sequence, [marker] * 3, max_tokens=4).ids
     for query, count, ids in zip(QUERIES, COUNTS, found, strict=True):
         said: list[int] = []
         while len(said) < 4 and theta.eos_id not in said:
-            _, sequence = roll(theta, adapters, [query], [count])
+            _, sequence = roll(adapters, [query], [count])
             adapters.use(PSI)
             fed = torch.tensor([[*marker, *said]])
             states = theta.blocks.run_ids(fed, torch.ones_like(fed).bool(), sequence)
@@ -288,14 +287,14 @@ def test_a_draft_changes_no_answer(
     theta: Theta, adapters: Adapters, right: tuple[bool, ...] | None, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = [theta.encoder.answer_marker] * 3
-    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
-    plain = decode(theta, adapters, sequence, start, max_tokens=limit)
+    _, sequence = roll(adapters, QUERIES, COUNTS)
+    plain = decode(adapters, sequence, start, max_tokens=limit)
     # Neither right nor wrong: the end of sequence, which may be what a row says.
     firsts = [row[0] if row else theta.eos_id for row in plain.ids]
     assert len(set(firsts)) > 1
     shifts = [not each for each in right or ()]
     draft = [t + shift for t, shift in zip(firsts, shifts, strict=True)] if right else [theta.eos_id] * 3
-    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    _, sequence = roll(adapters, QUERIES, COUNTS)
     passes: list[int] = []
     run_ids = Blocks.run_ids
 
@@ -304,7 +303,7 @@ def test_a_draft_changes_no_answer(
         return run_ids(self, ids_BT, *args, **kwargs)
 
     monkeypatch.setattr(Blocks, "run_ids", watched)
-    found = decode(theta, adapters, sequence, start, max_tokens=limit, draft_B=torch.tensor(draft))
+    found = decode(adapters, sequence, start, max_tokens=limit, draft_B=torch.tensor(draft))
     assert found == plain
     said = max(len(row) + (not capped) for row, capped in zip(plain.ids, plain.is_capped, strict=True))
     saved = limit > 1 and right is not None and all(right)
@@ -319,19 +318,19 @@ def test_a_draft_asks_for_no_position_that_is_not_there(make_theta: MakeTheta) -
     for free in range(4):
         queries, found = [[5] * (most - len(marker) - free), [6] * 4], []
         for drafts in (None, True):
-            sequence, _ = encode_query(theta, adapters, queries, layer=LAYER)
+            sequence, _ = encode_query(adapters, queries, layer=LAYER)
             draft = torch.tensor([row[0] for row in found[0].ids]) if drafts else None
-            found.append(decode(theta, adapters, sequence, [marker] * 2, max_tokens=5, may_end=False, draft_B=draft))
+            found.append(decode(adapters, sequence, [marker] * 2, max_tokens=5, may_end=False, draft_B=draft))
         assert found[0] == found[1]
         assert [len(row) for row in found[0].ids] == [min(5, free + 1), 5]
 
 
 def test_decoding_ends_where_a_row_is_done(theta: Theta, adapters: Adapters) -> None:
     start = [theta.encoder.answer_marker] * 3
-    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
-    free = decode(theta, adapters, sequence, start, max_tokens=6).ids
-    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
-    found = decode(theta, adapters, sequence, start, max_tokens=6, is_done=lambda ids: ids[:2] == free[1][:2])
+    _, sequence = roll(adapters, QUERIES, COUNTS)
+    free = decode(adapters, sequence, start, max_tokens=6).ids
+    _, sequence = roll(adapters, QUERIES, COUNTS)
+    found = decode(adapters, sequence, start, max_tokens=6, is_done=lambda ids: ids[:2] == free[1][:2])
     assert found.ids == [row[:2] if row[:2] == free[1][:2] else row for row in free]
     assert len(found.ids[1]) == 2 < len(free[1])
 
@@ -341,16 +340,16 @@ def test_gpt2_contemplates_up_to_its_last_position(make_theta: MakeTheta) -> Non
     adapters, most = shaken(theta, PHI), theta.blocks.num_positions
     assert most is not None
     with torch.no_grad():
-        sequence, first = encode_query(theta, adapters, [[5] * (most - 3), [6] * (most - 5)], layer=LAYER)
-        tokens = contemplate(theta, adapters, sequence.copy(), first, layer=LAYER, max_tokens=9)
+        sequence, first = encode_query(adapters, [[5] * (most - 3), [6] * (most - 5)], layer=LAYER)
+        tokens = contemplate(adapters, sequence.copy(), first, layer=LAYER, max_tokens=9)
         assert tokens.num_tokens_B.tolist() == [3, 5]
         end, chance = EndAfter([9, 9]), expecting(every=2)
-        tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=end, chance=chance)
+        tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=9, is_end=end, chance=chance)
         assert tokens.num_tokens_B.tolist() == [3, 5]
         assert tokens.is_capped_B.tolist() == [True, True]
-        sequence, first = encode_query(theta, adapters, [[5] * most], layer=LAYER)
+        sequence, first = encode_query(adapters, [[5] * most], layer=LAYER)
         with pytest.raises(UsageError, match="positions"):
-            contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=9)
+            contemplate(adapters, sequence, first, layer=LAYER, max_tokens=9)
 
 
 @torch.no_grad()
@@ -363,9 +362,9 @@ def test_rows_at_the_last_position_are_not_waited_for(make_theta: MakeTheta, loo
     theta = make_theta("gpt2")
     adapters, most = shaken(theta, PHI), theta.blocks.num_positions
     assert most is not None
-    sequence, first = encode_query(theta, adapters, [[5] * (most - 2), [6] * 4], layer=LAYER)
+    sequence, first = encode_query(adapters, [[5] * (most - 2), [6] * 4], layer=LAYER)
     is_end = EndAfter([99, 3])
-    tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=40, is_end=is_end, chance=looks())
+    tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=40, is_end=is_end, chance=looks())
     assert tokens.num_tokens_B.tolist() == [2, 3]
     assert tokens.is_capped_B.tolist() == [True, False]
     assert sum(is_end.asked) == generated
@@ -376,14 +375,14 @@ def test_gpt2_is_never_asked_beyond_its_last_position(make_theta: MakeTheta) -> 
     query = [5] * (theta.blocks.num_positions - 6)
     start, adapters = [[7, 8]], Adapters(theta)
     with torch.no_grad():
-        sequence, _ = encode_query(theta, adapters, [query], layer=LAYER)
-        found = decode(theta, adapters, sequence, start, max_tokens=64, adapter=None, may_end=False)
+        sequence, _ = encode_query(adapters, [query], layer=LAYER)
+        found = decode(adapters, sequence, start, max_tokens=64, adapter=None, may_end=False)
     with pytest.raises(UsageError, match="positions"):
-        encode_query(theta, adapters, [query * 2], layer=LAYER)
+        encode_query(adapters, [query * 2], layer=LAYER)
     assert len(found.ids[0]) <= 5
     assert found.is_capped == [True]
     sequence.extend(torch.ones(1, 6, dtype=torch.bool))
-    full = decode(theta, adapters, sequence, start, max_tokens=64, adapter=None)
+    full = decode(adapters, sequence, start, max_tokens=64, adapter=None)
     assert (full.ids, full.is_capped) == ([[]], [True])
 
 
@@ -395,9 +394,9 @@ def test_a_row_near_the_last_position_cuts_no_other(make_theta: MakeTheta) -> No
     queries, marker = [[5, 6, 7], [8] * (last - 12), [9] * (last - 3)], theta.encoder.answer_marker
     said = []
     for batch in (queries, *([query] for query in queries)):
-        sequence, first = encode_query(theta, adapters, batch, layer=LAYER)
-        tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=20, reserved=len(marker) + 4)
-        text = decode(theta, adapters, sequence, [marker] * len(batch), max_tokens=16, may_end=False)
+        sequence, first = encode_query(adapters, batch, layer=LAYER)
+        tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=20, reserved=len(marker) + 4)
+        text = decode(adapters, sequence, [marker] * len(batch), max_tokens=16, may_end=False)
         said.append([*zip(tokens.num_tokens_B.tolist(), text.ids, text.is_capped, strict=True)])
     assert said[0] == [row for alone in said[1:] for row in alone]
     counts, ids, is_capped = zip(*said[0], strict=True)
@@ -421,19 +420,19 @@ def test_without_contemplation_an_untrained_psi_answers_as_generate_does(theta: 
             eos_token_id=theta.eos_id,
             pad_token_id=theta.eos_id,
         )[0, prompt.shape[1] :].tolist()
-        sequence, _ = encode_query(theta, adapters, [query], layer=LAYER)
-        found = decode(theta, adapters, sequence, [marker], max_tokens=8)
+        sequence, _ = encode_query(adapters, [query], layer=LAYER)
+        found = decode(adapters, sequence, [marker], max_tokens=8)
         assert found.ids == [[token for token in expected if token != theta.eos_id]]
 
 
 def test_the_answer_loss_is_the_mean_log_likelihood_of_its_tokens(theta: Theta, adapters: Adapters) -> None:
     marker, answers = theta.encoder.answer_marker, [[21, 22, theta.eos_id], [23, theta.eos_id], [24, theta.eos_id]]
-    _, sequence = roll(theta, adapters, QUERIES, COUNTS)
+    _, sequence = roll(adapters, QUERIES, COUNTS)
     with torch.no_grad():
-        found = answer_loss(theta, adapters, sequence, [marker] * 3, answers)
+        found = answer_loss(adapters, sequence, [marker] * 3, answers)
     total, count = 0.0, 0
     for query, k, answer in zip(QUERIES, COUNTS, answers, strict=True):
-        _, sequence = roll(theta, adapters, [query], [k])
+        _, sequence = roll(adapters, [query], [k])
         adapters.use(PSI)
         fed = [*marker, *answer]
         with torch.no_grad():
@@ -450,13 +449,13 @@ def test_the_answer_loss_is_the_mean_log_likelihood_of_its_tokens(theta: Theta, 
 def test_the_answer_teaches_phi_above_the_autoregressive_layer_only(
     theta: Theta, adapters: Adapters, trains_above: bool
 ) -> None:
-    tokens, _ = roll(theta, adapters, QUERIES, COUNTS)
+    tokens, _ = roll(adapters, QUERIES, COUNTS)
     adapters.train_only([*adapters.parameters(PHI), *adapters.parameters(PSI)])
     with torch.no_grad():
-        sequence, _ = encode_query(theta, adapters, QUERIES, layer=LAYER)
-    replay(theta, adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER, trains_above=trains_above)
+        sequence, _ = encode_query(adapters, QUERIES, layer=LAYER)
+    replay(adapters, sequence, tokens.inputs_BKD, tokens.mask_BK, layer=LAYER, trains_above=trains_above)
     answers = [[21, theta.eos_id]] * 3
-    answer_loss(theta, adapters, sequence, [theta.encoder.answer_marker] * 3, answers).backward()
+    answer_loss(adapters, sequence, [theta.encoder.answer_marker] * 3, answers).backward()
     taught = {name for name, p in adapters.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
     above = {name for name in taught if f".{PHI}." in name}
     assert any(f".{PSI}." in name for name in taught)

@@ -8,8 +8,8 @@ from ccot_cli.errors import UsageError
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.phi import Contemplation, contemplate
+from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.controls import CONTROLS, Control, Replacement
-from ccot_cli.models.training.queries import encode_query
 
 LAYER = 2
 QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
@@ -20,8 +20,8 @@ def generated(
     theta: Theta, adapters: Adapters, queries: list[list[int]], counts: torch.Tensor
 ) -> tuple[torch.Tensor, Contemplation]:
     """Keys and values that the tokens left, all layers stacked, and the tokens."""
-    sequence, first = encode_query(theta, adapters, queries, layer=LAYER)
-    tokens = contemplate(theta, adapters, sequence, first, layer=LAYER, max_tokens=3, num_tokens_B=counts)
+    sequence, first = encode_query(adapters, queries, layer=LAYER)
+    tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=3, num_tokens_B=counts)
     return left_by(sequence), tokens
 
 
@@ -33,7 +33,7 @@ def left_by(sequence) -> torch.Tensor:  # type: ignore[no-untyped-def]
 def replaced(
     theta: Theta, adapters: Adapters, kind: Control, queries: list[list[int]], tokens: Contemplation
 ) -> torch.Tensor:
-    sequence = Replacement(theta, adapters, LAYER, kind)(queries, tokens)
+    sequence = Replacement(adapters, LAYER, kind)(queries, tokens)
     assert torch.equal(sequence.mask_BS[:, -3:], tokens.mask_BK)
     return left_by(sequence)
 
@@ -42,8 +42,8 @@ def replaced(
 def test_a_control_leaves_the_query_and_changes_every_token(theta: Theta, kind: Control) -> None:
     adapters = shaken(theta, PHI)
     with torch.no_grad():
-        before, tokens = generated(theta, adapters, QUERIES, COUNTS)
-    after = replaced(theta, adapters, kind, QUERIES, tokens)
+        before, tokens = generated(adapters, QUERIES, COUNTS)
+    after = replaced(adapters, kind, QUERIES, tokens)
     torch.testing.assert_close(after[:, :, :, :-3], before[:, :, :, :-3], atol=1e-5, rtol=1e-4)
     for row, column in tokens.mask_BK.nonzero().tolist():
         # In the first layer too, whose keys are made of what was fed; z_0 itself is not changed by an untrained φ.
@@ -63,8 +63,8 @@ def test_shuffled_tokens_of_the_same_question_are_the_original_ones(theta: Theta
     adapters = shaken(theta, PHI)
     queries = [[5, 6, 7, 8]] * 3
     with torch.no_grad():
-        before, tokens = generated(theta, adapters, queries, torch.tensor([3, 3, 3]))
-    torch.testing.assert_close(replaced(theta, adapters, "shuffled", queries, tokens), before, atol=1e-4, rtol=1e-3)
+        before, tokens = generated(adapters, queries, torch.tensor([3, 3, 3]))
+    torch.testing.assert_close(replaced(adapters, "shuffled", queries, tokens), before, atol=1e-4, rtol=1e-3)
 
 
 def test_shuffled_tokens_are_the_neighbours(llama: Theta) -> None:

@@ -19,8 +19,9 @@ from ccot_cli.models.base import adapters
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
-from ccot_cli.models.methods.ccot import CcotReasoner
-from ccot_cli.models.methods.method import ChainReasoner, Reply, Seconds
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.chain import ChainMethod
+from ccot_cli.models.methods.method import Reply, Seconds
 from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
@@ -106,7 +107,7 @@ def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(
     told, asked = {}, {}
     for engine in ("fast", "reference"):
         reasoner = find_methods(None, override(Settings(), {"decoding.engine": engine})).load(Decimal("0.1"))
-        assert isinstance(reasoner, CcotReasoner)
+        assert isinstance(reasoner, CcotMethod)
         assert reasoner.adapters.merges == (engine == "fast")
         looks.clear()
         replies, _ = reasoner.reply(questions)
@@ -132,7 +133,7 @@ def test_questions_of_like_length_are_answered_together_and_in_their_order(monke
     batches: list[list[int]] = []
     reply = type(asker.reasoner).reply
 
-    def replied(self: CcotReasoner, asked: list[str]) -> tuple[list[Reply], Seconds]:
+    def replied(self: CcotMethod, asked: list[str]) -> tuple[list[Reply], Seconds]:
         batches.append(sorted(map(len, asked)))
         return reply(self, asked)
 
@@ -146,7 +147,7 @@ def test_questions_of_like_length_are_answered_together_and_in_their_order(monke
 
 def test_what_a_cap_ended_is_marked(methods: Methods) -> None:
     reasoner = methods.load(Decimal("0.1"))
-    assert isinstance(reasoner, CcotReasoner)
+    assert isinstance(reasoner, CcotMethod)
     endless = replace(reasoner, end=replace(reasoner.end, rule=reasoner.end.rule.stricter(1e9)))
     [reply], _ = endless.reply([QUESTION])
     assert (reply.is_truncated, reply.num_contemplation) == (True, 20)
@@ -160,7 +161,7 @@ def test_what_a_cap_ended_is_marked(methods: Methods) -> None:
 def test_prompts_hold_the_examples_and_the_encouragement(methods: Methods) -> None:
     shots = [Problem("1", "Who?", "3 + 4 = 7", "7"), Problem("2", "What?", "2 * 2 = 4", "4")]
     plain = methods.load(Decimal(1))
-    assert isinstance(plain, ChainReasoner)
+    assert isinstance(plain, ChainMethod)
     assert prompted(plain, "few-shot", shots).put("Why?") == (
         "Question: Who?\nAnswer: 3 + 4 = 7\n#### 7\n\nQuestion: What?\nAnswer: 2 * 2 = 4\n#### 4\n\n"
         "Question: Why?\nAnswer:"

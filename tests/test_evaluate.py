@@ -12,15 +12,17 @@ from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import MissingError, UsageError
-from ccot_cli.models.methods import method as reasoner
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.decoding.psi import Text
-from ccot_cli.models.methods.method import ChainReasoner, Method, Reply, Seconds
-from ccot_cli.models.training.recipes.direct import DirectReasoner
+from ccot_cli.models.methods import method as reasoner
+from ccot_cli.models.methods.chain import ChainMethod
+from ccot_cli.models.methods.direct import DirectMethod
+from ccot_cli.models.methods.method import MethodInfo, Reply, Seconds
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate
-from ccot_cli.stages.evaluate import Pair, mcnemar, wilson
+from ccot_cli.stages.evaluate import Pair
 from ccot_cli.stages.methods import Methods, find_methods
+from ccot_cli.stages.statistics import mcnemar, wilson
 from ccot_cli.stages.validation import accuracy_of
 
 
@@ -128,7 +130,7 @@ def key(pair: Pair) -> tuple[str, float, str]:
 def test_a_written_answer_stands_behind_the_model_s_own_marker(make_theta: MakeTheta) -> None:
     made = make_theta("llama")
     theta = replace(made, encoder=Encoder(made.encoder.tokenizer, Template(answer_marker="\n= :")))
-    reasoner = ChainReasoner(theta, Adapters(theta), 9)
+    reasoner = ChainMethod(theta, Adapters(theta), 9)
 
     def read(text: str, *, is_capped: bool = False) -> str:
         ids = theta.encoder.tokenizer(text, add_special_tokens=False).input_ids
@@ -148,9 +150,9 @@ def test_every_method_reads_the_same_answer_from_the_same_words(
     theta = make_theta("llama")
     adapters = shaken(theta)
     marker, said = theta.encoder.answer_marker, theta.encoder.tokenizer(text, add_special_tokens=False).input_ids
-    direct = DirectReasoner(theta, adapters, Method("direct", "0"), DecodingConfig())
+    direct = DirectMethod(adapters, MethodInfo("direct", "0"), DecodingConfig())
     answers = []
-    for way, ids in ((direct, said), (ChainReasoner(theta, adapters, 99), [*marker, *said])):
+    for way, ids in ((direct, said), (ChainMethod(adapters, 99), [*marker, *said])):
         monkeypatch.setattr(reasoner, "decode", lambda *_, ids=ids, **__: Text([ids], [True]))
         [reply], _ = way.reply(["How many pens?"])
         answers.append(reply.answer)

@@ -18,11 +18,13 @@ import pytest
 import torch
 
 from ccot_cli.cli.app import run
-from ccot_cli.models.methods.method import Reply, Traits
+from ccot_cli.models.methods.loading import Traits
+from ccot_cli.models.methods.method import Reply
 from ccot_cli.names import MethodName, Schedule, SelectorName
 from ccot_cli.stages.ask import AskResult
-from ccot_cli.stages.evaluate import EvalResult, Pair, Row, Share
-from ccot_cli.workspace import Workspace
+from ccot_cli.stages.evaluate import EvalResult, Pair, Row
+from ccot_cli.stages.statistics import Share
+from ccot_cli.workspace.workspace import Workspace
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -236,7 +238,7 @@ def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(mo
     theta = check.fresh_theta(encoder, 0)
     epochs = check.teach_chains(theta, encoded, 0)
     assert epochs == check.THETA_STEPS * check.COURSE.batch_size // len(train)
-    chain = check.ChainReasoner(theta, check.Adapters(theta), check.MOST_TOKENS)
+    chain = check.ChainMethod(theta, check.Adapters(theta), check.MOST_TOKENS)
     assert check.accuracy(chain, train) > 0.9
     before = {name: each.clone() for name, each in theta.model.named_parameters()}
     for coconut in (check.Coconut(), check.Staged(), check.Unstaged()):
@@ -246,7 +248,7 @@ def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(mo
         after = {name.replace(".base_layer", ""): each for name, each in reasoner.adapters.named_parameters()}
         changed = [not torch.equal(weight, after[name]) for name, weight in before.items()]
         assert all(changed) if isinstance(coconut, check.Staged) else not any(changed)
-    course = check.Course(theta, None, encoded, 0, check.COURSE)
+    course = check.RecipeSetup(theta, None, encoded, 0, check.COURSE)
     stages = {}
     for coconut in (check.Staged(), check.StagedFromChains(), check.Unstaged()):
         coconut._most = 2

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ccot_cli.models.decoding.looks import Lookout
+from ccot_cli.models.decoding.end import EndSchedule
 
 STATES = torch.zeros(1, 4)
 
@@ -13,7 +13,7 @@ STATES = torch.zeros(1, 4)
 def due(chances: list[float], layer: int, num_layers: int) -> list[bool]:
     """Whether a look is due behind each token of one row, where none has come before."""
     coming, wanted = iter(chances), torch.ones(1, len(chances) + 1, dtype=torch.bool)
-    lookout = Lookout(lambda lower_BD: torch.tensor([next(coming)]), wanted, layer=layer, num_layers=num_layers)
+    lookout = EndSchedule(lambda lower_BD: torch.tensor([next(coming)]), wanted, layer=layer, num_layers=num_layers)
     return [lookout.is_due(STATES) for _ in chances]
 
 
@@ -52,14 +52,14 @@ def test_an_end_that_is_not_expected_is_not_looked_for() -> None:
 )
 def test_a_batch_waits_for_all_of_its_rows(chances: list[float], is_alive: list[bool], is_due: bool) -> None:
     wanted = torch.tensor(is_alive)[:, None].expand(3, 5)
-    lookout = Lookout(lambda lower_BD: torch.tensor(chances), wanted, layer=4, num_layers=8)
+    lookout = EndSchedule(lambda lower_BD: torch.tensor(chances), wanted, layer=4, num_layers=8)
     assert lookout.is_due(torch.zeros(3, 4)) == is_due
 
 
 def test_a_row_that_can_have_no_other_token_is_not_waited_for() -> None:
     wanted = torch.tensor([[True, True, False, False], [True, True, True, True]])
     coming = iter([[0.0, 0.0], [0.0, 0.9], [0.0, 0.0]])
-    lookout = Lookout(lambda lower_BD: torch.tensor(next(coming)), wanted, layer=4, num_layers=8)
+    lookout = EndSchedule(lambda lower_BD: torch.tensor(next(coming)), wanted, layer=4, num_layers=8)
     assert [lookout.is_due(torch.zeros(2, 4)) for _ in range(2)] == [False, True]
-    full = Lookout(lambda lower_BD: torch.zeros(2), wanted[:1, :2], layer=4, num_layers=8)
+    full = EndSchedule(lambda lower_BD: torch.zeros(2), wanted[:1, :2], layer=4, num_layers=8)
     assert [full.is_due(torch.zeros(1, 4)) for _ in range(2)] == [False, True]

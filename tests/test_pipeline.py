@@ -27,21 +27,23 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import BusyError, CorruptError, DivergedError, MissingError, ResourceError, UsageError
 from ccot_cli.models.base import memory, theta
-from ccot_cli.models.decoding import draft
-from ccot_cli.models.selection import gold
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.memory import fits, is_out_of_memory
 from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.decoding import draft
 from ccot_cli.models.decoding.draft import Draft, fit_draft
-from ccot_cli.models.decoding.end import BEYOND, End, fit_end
+from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
-from ccot_cli.models.methods.ccot import CcotReasoner
-from ccot_cli.models.methods.loading import BASELINES
-from ccot_cli.models.methods.method import Reasoner, Reply, Seconds, reply_in_parts
-from ccot_cli.models.selection.scorer import ScorerTraining
-from ccot_cli.models.training.psi import PsiTraining, RolloutContext
-from ccot_cli.models.training.queries import encode_query
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.method import Method, Reply, Seconds, reply_in_parts
+from ccot_cli.models.selection import gold
+from ccot_cli.models.training.contexts import RolloutContext
+from ccot_cli.models.training.end import MOST_EXTRA, fit_end
+from ccot_cli.models.training.psi import PsiTraining
+from ccot_cli.models.training.recipes.registry import RECIPES
+from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.names import BaselineName
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, precompute, queries, score, sweep, train_baseline, train_phi, train_psi
@@ -49,7 +51,7 @@ from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.tensors.probes import Logistic, fit_logistic
 from ccot_cli.tensors.select import num_kept
-from ccot_cli.workspace import Workspace
+from ccot_cli.workspace.workspace import Workspace
 
 RATIO = Decimal("0.1")
 SMALL = {
@@ -344,7 +346,7 @@ def test_layers_that_rest_learn_the_same_one_at_a_time(make_run: MakeRun, monkey
 
     def load(config: ModelConfig) -> Theta:
         found = loaded(config)
-        rested.append(found.blocks.layers_rest)
+        rested.append(found.blocks.is_offloaded)
         return found
 
     for stage in (precompute, score):
@@ -758,7 +760,7 @@ def test_rollouts_end_at_k_or_later_where_end_might_miss_it(
     context = made[0].context
     if (ends, unfreeze) == ("late", "above"):
         assert isinstance(context, RolloutContext)
-        longest = [min(count + BEYOND, length) for count, length in zip(counts, lengths, strict=True)]
+        longest = [min(count + MOST_EXTRA, length) for count, length in zip(counts, lengths, strict=True)]
         assert [len(rollout) for rollout in context.rollouts] == longest
         assert all(
             k <= count <= most for epoch in lessons for k, count, most in zip(counts, epoch, longest, strict=True)
@@ -807,9 +809,9 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
         for problem in stored_problems(run, is_validation=False):
             firsts.append(problem.answer[0])
             count = num_kept(RATIO, len(problem.chain))
-            sequence, first_BD = encode_query(theta, adapters, [problem.query], layer=2)
+            sequence, first_BD = encode_query(adapters, [problem.query], layer=2)
             made = contemplate(
-                theta, adapters, sequence, first_BD, layer=2, max_tokens=count, num_tokens_B=torch.tensor([count])
+                adapters, sequence, first_BD, layer=2, max_tokens=count, num_tokens_B=torch.tensor([count])
             )
             fed.append(made.inputs_BKD[0])
             states.append(made.last_BKD[0])
@@ -845,9 +847,7 @@ def test_end_is_as_sure_as_validates_best_where_it_may_be_late(
     # All together choose the third, as the first of two; its problems 0, 2 and 4 would have chosen the last.
     right = iter([[False] * 6, [True] + [False] * 5, [True, True, False, True, False, False], [True, False] * 3])
 
-    def measure(
-        reasoner: CcotReasoner, problems: object, batch_size: int, progress: object
-    ) -> tuple[list[bool], float]:
+    def measure(reasoner: CcotMethod, problems: object, batch_size: int, progress: object) -> tuple[list[bool], float]:
         asked.append(reasoner.end)
         return next(right), float(len(asked))
 
@@ -873,7 +873,7 @@ def test_end_is_as_sure_as_validates_best_where_it_may_be_late(
     result = run.train_psi()
     lengths = [len(problem.chain) for problem in stored_problems(run, is_validation=False)]
     counts = [num_kept(RATIO, length) for length in lengths]
-    late = [min(count + BEYOND, length) for count, length in zip(counts, lengths, strict=True)]
+    late = [min(count + MOST_EXTRA, length) for count, length in zip(counts, lengths, strict=True)]
     assert [[len(each) for each in last] for last in hinted] == [late if ends == "late" else counts] * len(asked)
     kth = [each[count - 1] for each, count in zip(hinted[0], counts, strict=True)]
     assert torch.equal(drafted[0], torch.stack(kth))
@@ -1185,7 +1185,7 @@ def test_where_memory_is_short_batches_are_halved_and_answers_stay(
     expected, _ = reasoner.reply(questions)
     sizes, whole = [], type(reasoner).reply
 
-    def reply(self: Reasoner, batch: list[str]) -> tuple[list[Reply], Seconds]:
+    def reply(self: Method, batch: list[str]) -> tuple[list[Reply], Seconds]:
         sizes.append(len(batch))
         if len(batch) > room:
             raise fault
@@ -1448,9 +1448,9 @@ def test_every_method_and_control_works_beside_the_cpu(make_run: MakeRun, monkey
         run.score()
         run.train_phi()
         run.train_psi()
-        for name in BASELINES:
+        for name in RECIPES:
             assert isfinite(run.train_baseline(cast(BaselineName, name)).train_loss)
-        names = ("ccot", *BASELINES, "zero-shot")
+        names = ("ccot", *RECIPES, "zero-shot")
         result = evaluate.run(run.workspace, run.settings, names=names, has_controls=True, progress=Progress())
         assert len(result.rows) == len(names) + 4
         assert gold_ceiling(run.workspace, run.settings, RATIO, progress=Progress()).num_steps

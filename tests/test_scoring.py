@@ -12,12 +12,13 @@ from conftest import MakeTheta, encoded_problems, shaken
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.models.selection import scorer
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import Theta, load_theta
-from ccot_cli.models.decoding.psi import answer_loss
+from ccot_cli.models.selection import scorer
 from ccot_cli.models.selection.predictive import PRIOR_COUNT, announcements, surprisals
-from ccot_cli.models.selection.scorer import CHAIN_WEIGHT, Scorer, ScorerTraining, chain_scores
+from ccot_cli.models.selection.scorer import Scorer, chain_scores
+from ccot_cli.models.training.psi import answer_loss
+from ccot_cli.models.training.scorer import CHAIN_WEIGHT, ScorerTraining
 from ccot_cli.tensors.select import best, num_kept
 
 LAYER = 2
@@ -103,7 +104,6 @@ def test_a_gradient_that_is_not_finite_leaves_the_scorer_alone(llama: Theta) -> 
 
 def make_training(theta: Theta, adapters: Adapters, kind: str = "linear") -> ScorerTraining:
     return ScorerTraining(
-        theta,
         adapters,
         Scorer(theta, kind, seed=0),  # type: ignore[arg-type]
         encoded_problems(theta, 6),
@@ -121,7 +121,7 @@ def test_a_step_of_the_scorer_in_parts_is_the_whole_step(llama: Theta, size: int
     def trained(micro_batch_size: int | None) -> tuple[list[float], list[torch.Tensor]]:
         theta = deepcopy(llama)
         adapters = shaken(theta, PSI)
-        training = make_training(theta, adapters)
+        training = make_training(adapters)
         training.micro_batch_size = micro_batch_size
         losses = [loss for loss, _ in zip(training.steps(), range(3), strict=False)]
         return losses, [*training.scorer.layers.parameters(), *adapters.parameters(PSI).values()]
@@ -177,7 +177,7 @@ def chosen_column(training: ScorerTraining, problem: EncodedProblem) -> int:
 
 def test_the_scorers_gradient_is_what_pushing_a_chosen_tokens_attention_does(theta: Theta) -> None:
     adapters = shaken(theta, PSI)
-    training = make_training(theta, adapters)
+    training = make_training(adapters)
     batch = training.problems[:3]
     column = chosen_column(training, batch[0])
     gold, states = training._gold(batch)
@@ -186,7 +186,7 @@ def test_the_scorers_gradient_is_what_pushing_a_chosen_tokens_attention_does(the
     training._gold = lambda batch: (gold.copy(), states)  # type: ignore[method-assign]
     loss = training.loss(batch, RATIO)
     [gradient] = torch.autograd.grad(loss, scores)
-    fresh = make_training(theta, adapters)
+    fresh = make_training(adapters)
     with torch.no_grad():
         assert float(loss) == pytest.approx(slow_loss(fresh, batch), abs=1e-4)
         push = 0.05

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ccot_cli.signals import catch_stops, held_stops
+from ccot_cli.signals import catch_signals, delayed_stop
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +21,11 @@ def restored() -> Iterator[None]:
 
 
 def test_a_stop_comes_through_after_the_block_and_as_itself() -> None:
-    stops = catch_stops()
+    stops = catch_signals()
     told: list[object] = []
 
     def work() -> None:
-        with held_stops() as is_stopped:
+        with delayed_stop() as is_stopped:
             told.append(is_stopped())
             signal.raise_signal(signal.SIGTERM)
             told.extend([is_stopped(), [*stops]])
@@ -37,11 +37,11 @@ def test_a_stop_comes_through_after_the_block_and_as_itself() -> None:
 
 
 def test_a_second_signal_leaves_at_once() -> None:
-    catch_stops()
+    catch_signals()
     handlers: set[object] = set()
 
     def work() -> None:
-        with held_stops():
+        with delayed_stop():
             signal.raise_signal(signal.SIGINT)
             handlers.update(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
 
@@ -52,8 +52,8 @@ def test_a_second_signal_leaves_at_once() -> None:
 
 def test_what_is_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stops = catch_stops()
-    with held_stops() as is_stopped:
+    stops = catch_signals()
+    with delayed_stop() as is_stopped:
         signal.raise_signal(signal.SIGINT)
         assert not is_stopped()
     assert not stops
@@ -61,10 +61,10 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 
 def test_an_error_in_the_block_is_the_one_that_is_raised() -> None:
-    catch_stops()
+    catch_signals()
 
     def work() -> None:
-        with held_stops():
+        with delayed_stop():
             signal.raise_signal(signal.SIGINT)
             raise ValueError("its own")
 
@@ -76,7 +76,7 @@ def test_other_threads_are_left_alone() -> None:
     seen: list[bool] = []
 
     def work() -> None:
-        with held_stops() as is_stopped:
+        with delayed_stop() as is_stopped:
             seen.append(is_stopped())
 
     before = signal.getsignal(signal.SIGINT)

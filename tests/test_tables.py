@@ -8,7 +8,7 @@ import pytest
 from ccot_cli.cli.plots import WIDTH, _unbeaten, check_plot, draw_frontier, draw_sweep, frontier
 from ccot_cli.cli.tables import Table, render, tables_of
 from ccot_cli.errors import UsageError
-from ccot_cli.stages.evaluate import mcnemar
+from ccot_cli.stages.statistics import mcnemar
 
 
 def row(method: str, ratio: float, accuracy: float, seconds: float) -> dict[str, Any]:

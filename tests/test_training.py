@@ -14,35 +14,25 @@ from conftest import MakeTheta, Resting, encoded_problems, shaken
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ccot_cli.data.batches import bucketed
+from ccot_cli.data.batches import bucketed, plan_batches
 from ccot_cli.errors import CorruptError, DivergedError, ResourceError
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.decoding.end import BEYOND, End, LateEnds, fit_end, labelled
+from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
-from ccot_cli.models.decoding.psi import answer_loss
-from ccot_cli.models.selection.gold import gold_states, plan_batches
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.selection.gold import GoldExample, gold_states
 from ccot_cli.models.selection.predictive import surprisals
+from ccot_cli.models.training.contexts import Context, GoldContext, QueryContext, RolloutContext, roll_out, token_states
+from ccot_cli.models.training.end import MOST_EXTRA, LateEnds, end_loss, fit_end, judge_end, label_ends
+from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.optimiser import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
 from ccot_cli.models.training.phi_joint import JointTraining
 from ccot_cli.models.training.phi_joint import generate as generate_states
-from ccot_cli.models.training.phi_layerwise import PhiExample, rest_bytes, train_layerwise
+from ccot_cli.models.training.phi_layerwise import rest_bytes, train_layerwise
 from ccot_cli.models.training.phi_report import PhiJudge
-from ccot_cli.models.training.psi import (
-    END_WEIGHT,
-    Context,
-    GoldContext,
-    PsiExample,
-    PsiTraining,
-    QueryContext,
-    RolloutContext,
-    UnrolledContext,
-    end_loss,
-    judge_end,
-    roll_out,
-    token_states,
-)
-from ccot_cli.models.training.queries import FreshQueries, KeptQueries, encode_query, fill_queries, num_bytes
+from ccot_cli.models.training.psi import END_WEIGHT, PsiTraining, UnrolledContext, answer_loss
+from ccot_cli.models.training.queries import FreshQueries, KeptQueries, fill_queries, num_bytes
 from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import scaled_errors, scaled_mse
 from ccot_cli.tensors.probes import Logistic, fit_logistic
@@ -50,13 +40,13 @@ from ccot_cli.tensors.probes import Logistic, fit_logistic
 LAYER = 2
 
 
-def phi_examples(theta: Theta, count: int, *, dtype: torch.dtype = torch.float32) -> list[PhiExample]:
+def phi_examples(theta: Theta, count: int, *, dtype: torch.dtype = torch.float32) -> list[GoldExample]:
     """Examples of 2 to 4 gold tokens, from the model's own states."""
     problems = encoded_problems(theta, count)
     states = dict(gold_states(theta, problems, indices=range(theta.num_layers + 1), batch_tokens=4096, dtype=dtype))
     counts = [2 + number % 3 for number in range(count)]
     return [
-        PhiExample(problem.query, states[number][: 1 + kept], torch.tensor(problem.chain[1 : 1 + kept]))
+        GoldExample(problem.query, states[number][: 1 + kept], torch.tensor(problem.chain[1 : 1 + kept]))
         for (number, problem), kept in zip(enumerate(problems), counts, strict=True)
     ]
 
@@ -111,10 +101,9 @@ def test_buckets_hold_every_item_once_and_little_padding() -> None:
 # φ
 
 
-def train(theta: Theta, examples: list[PhiExample], *, epochs: int = 2) -> tuple[Adapters, list[float]]:
+def train(theta: Theta, examples: list[GoldExample], *, epochs: int = 2) -> tuple[Adapters, list[float]]:
     adapters = shaken(theta)
     reports = train_layerwise(
-        theta,
         adapters,
         examples[:-2],
         examples[-2:],
@@ -127,9 +116,9 @@ def train(theta: Theta, examples: list[PhiExample], *, epochs: int = 2) -> tuple
     return adapters, [report.train_loss for report in reports]
 
 
-def whole_model_loss(theta: Theta, adapters: Adapters, batch: list[PhiExample], index: int) -> torch.Tensor:
+def whole_model_loss(theta: Theta, adapters: Adapters, batch: list[GoldExample], index: int) -> torch.Tensor:
     """Run everything anew: the query under θ, then φ's first `index` layers on all tokens."""
-    sequence, _ = encode_query(theta, adapters, [example.query for example in batch], layer=LAYER)
+    sequence, _ = encode_query(adapters, [example.query for example in batch], layer=LAYER)
     gold = nn.utils.rnn.pad_sequence([example.gold_JID for example in batch], batch_first=True)
     counts = torch.tensor([len(example.gold_JID) - 1 for example in batch])
     mask = torch.arange(int(counts.max()))[None] < counts[:, None]
@@ -218,14 +207,14 @@ def test_layers_that_an_earlier_run_trained_are_passed_through(make_theta: MakeT
 
 
 def slow_joint_loss(
-    theta: Theta, adapters: Adapters, examples: list[PhiExample], is_gold: Callable[[int, int], bool], *, through: bool
+    theta: Theta, adapters: Adapters, examples: list[GoldExample], is_gold: Callable[[int, int], bool], *, through: bool
 ) -> torch.Tensor:
     """One example at a time, the whole rollout run anew for every token, every layer token by token."""
     losses = []
     for number, example in enumerate(examples):
         inputs, count = [example.gold_JID[0, LAYER].float()], len(example.gold_JID) - 1
         for column in range(count):
-            sequence, _ = encode_query(theta, adapters, [example.query], layer=LAYER)
+            sequence, _ = encode_query(adapters, [example.query], layer=LAYER)
             sequence.extend(torch.ones(1, len(inputs), dtype=torch.bool))
             adapters.use(PHI)
             entered = theta.blocks.enter(torch.stack(inputs)[None], sequence)
@@ -246,9 +235,8 @@ def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, sh
     names = adapters.parameters(PHI)
     adapters.train_only(names)
     parameters = [dict(adapters.named_parameters())[name] for name in names]
-    queries = fresh_queries(theta, adapters, examples)
+    queries = fresh_queries(adapters, examples)
     made = generate_states(
-        theta,
         adapters,
         examples,
         queries,
@@ -260,7 +248,7 @@ def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, sh
     )
     draws = [random.Random(f"4/{number}") for number in range(5)]
     drawn = [[draw.random() < share for _ in range(made.mask_BK.shape[1])] for draw in draws]
-    slow = slow_joint_loss(theta, adapters, examples, lambda number, column: drawn[number][column], through=through)
+    slow = slow_joint_loss(adapters, examples, lambda number, column: drawn[number][column], through=through)
     torch.testing.assert_close(made.loss(), slow, atol=1e-5, rtol=1e-4)
     ours = torch.autograd.grad(made.loss(), parameters, allow_unused=True)
     theirs = torch.autograd.grad(slow, parameters, allow_unused=True)
@@ -274,7 +262,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def joint_training(theta: Theta, adapters: Adapters, examples: list[PhiExample], **changes: object) -> JointTraining:
+def joint_training(theta: Theta, adapters: Adapters, examples: list[GoldExample], **changes: object) -> JointTraining:
     options = {
         "layer": LAYER,
         "taught_epochs": 2,
@@ -286,7 +274,7 @@ def joint_training(theta: Theta, adapters: Adapters, examples: list[PhiExample],
         "seed": 3,
         **changes,
     }
-    return JointTraining(theta, adapters, examples, fresh_queries(theta, adapters, examples), **options)  # type: ignore[arg-type]
+    return JointTraining(adapters, examples, fresh_queries(adapters, examples), **options)  # type: ignore[arg-type]
 
 
 def test_without_own_rollouts_every_input_stays_gold(llama: Theta) -> None:
@@ -325,13 +313,13 @@ def test_a_resumed_joint_training_ends_in_the_same_bits(make_theta: MakeTheta, t
     for is_interrupted in (False, True):
         theta = make_theta("llama")
         adapters, examples = shaken(theta), phi_examples(theta, 9)
-        training = joint_training(theta, adapters, examples)
+        training = joint_training(adapters, examples)
         if is_interrupted:
             list(islice(training.steps(), 8))
             save_file(training.optimiser.state(), tmp_path / "checkpoint.safetensors")
             theta = make_theta("llama")
             adapters = shaken(theta)
-            training = joint_training(theta, adapters, examples)
+            training = joint_training(adapters, examples)
             training.optimiser.resume(tmp_path / "checkpoint.safetensors")
         list(training.steps())
         states.append(adapters.state(PHI))
@@ -341,8 +329,8 @@ def test_a_resumed_joint_training_ends_in_the_same_bits(make_theta: MakeTheta, t
 def test_kept_queries_are_the_fresh_ones_to_the_rounding_of_the_file(theta: Theta, tmp_path: Path) -> None:
     adapters = shaken(theta, PHI)
     queries = [problem.query for problem in encoded_problems(theta, 5)]
-    fresh = FreshQueries(theta, adapters, queries, LAYER, rounds=True)
-    assert sum(fill_queries(theta, adapters, queries, tmp_path / "q", batch_tokens=100)) == 5
+    fresh = FreshQueries(adapters, queries, LAYER, rounds=True)
+    assert sum(fill_queries(adapters, queries, tmp_path / "q", batch_tokens=100)) == 5
     kept = KeptQueries(theta, queries, LAYER, tmp_path / "q")
     assert (tmp_path / "q").stat().st_size == num_bytes(theta, queries)
     (one, first), (other, expected) = kept.encoded([3, 0, 4]), fresh.encoded([3, 0, 4])
@@ -426,13 +414,13 @@ def test_the_rate_is_held_through_a_curriculum_and_falls_in_its_last_stage() -> 
 
 
 def rolled_out(theta: Theta, adapters: Adapters, examples: list[PsiExample]) -> list[torch.Tensor]:
-    queries, counts = fresh_queries(theta, adapters, examples), [example.num_tokens for example in examples]
-    rolled = dict(roll_out(theta, adapters, queries, counts, layer=LAYER, batch_size=4))
+    queries, counts = fresh_queries(adapters, examples), [example.num_tokens for example in examples]
+    rolled = dict(roll_out(adapters, queries, counts, layer=LAYER, batch_size=4))
     return [rolled[number] for number in range(len(examples))]
 
 
-def fresh_queries(theta: Theta, adapters: Adapters, examples: Sequence[PsiExample | PhiExample]) -> FreshQueries:
-    return FreshQueries(theta, adapters, [example.query for example in examples], LAYER)
+def fresh_queries(theta: Theta, adapters: Adapters, examples: Sequence[PsiExample | GoldExample]) -> FreshQueries:
+    return FreshQueries(adapters, [example.query for example in examples], LAYER)
 
 
 def psi_training(
@@ -444,14 +432,14 @@ def psi_training(
     lessons: Sequence[PsiExample] | None = None,
 ) -> PsiTraining:
     """Of the examples' rollouts, or of as much of them as the lessons read."""
-    rollouts, queries = rolled_out(theta, adapters, examples), fresh_queries(theta, adapters, examples)
+    rollouts, queries = rolled_out(adapters, examples), fresh_queries(adapters, examples)
     context: Context
     if unfreeze == "all":
-        context = UnrolledContext(theta, adapters, queries, LAYER)
+        context = UnrolledContext(adapters, queries, LAYER)
     else:
-        context = RolloutContext(theta, adapters, queries, rollouts, LAYER, trains_above=unfreeze == "above")
+        context = RolloutContext(adapters, queries, rollouts, LAYER, trains_above=unfreeze == "above")
     learned = examples if lessons is None else lessons
-    return PsiTraining(theta, adapters, learned, context, epochs=epochs, batch_size=3, learning_rate=5e-2, seed=1)
+    return PsiTraining(adapters, learned, context, epochs=epochs, batch_size=3, learning_rate=5e-2, seed=1)
 
 
 def psi_examples(theta: Theta) -> list[PsiExample]:
@@ -477,7 +465,7 @@ def test_without_contemplation_tokens_psi_is_plain_fine_tuning(theta: Theta) -> 
     marker = theta.encoder.answer_marker
     examples = [PsiExample(p.query, marker, p.answer, 0) for p in encoded_problems(theta, 1)]
     options = {"epochs": 1, "batch_size": 1, "learning_rate": 1e-2, "seed": 0}
-    training = PsiTraining(theta, adapters, examples, QueryContext(theta, adapters), **options)  # type: ignore[arg-type]
+    training = PsiTraining(adapters, examples, QueryContext(adapters), **options)  # type: ignore[arg-type]
     found = training.share([0], [0])
     adapters.use(PSI)
     ids = torch.tensor([[*examples[0].query, *marker, *examples[0].answer]])
@@ -501,13 +489,13 @@ def test_a_resumed_psi_training_ends_in_the_same_bits(make_theta: MakeTheta, tmp
     for is_interrupted in (False, True):
         theta = make_theta("llama")
         adapters = shaken(theta, PHI)
-        training = psi_training(theta, adapters, psi_examples(theta))
+        training = psi_training(adapters, psi_examples(theta))
         if is_interrupted:
             list(islice(training.steps(), 8))
             save_file(training.optimiser.state(), tmp_path / "checkpoint.safetensors")
             theta = make_theta("llama")
             adapters = shaken(theta, PHI)
-            training = psi_training(theta, adapters, psi_examples(theta))
+            training = psi_training(adapters, psi_examples(theta))
             training.optimiser.resume(tmp_path / "checkpoint.safetensors")
         list(training.steps())
         states.append({**adapters.state(PSI), **adapters.state(PHI)})
@@ -529,7 +517,7 @@ def test_token_states_are_those_of_each_problems_own_rollout(llama: Theta) -> No
 
 def test_the_last_of_each_problems_tokens_is_labelled_and_what_lies_behind_it_is_left_out() -> None:
     states = [torch.full((count, 2), float(number)) for number, count in enumerate((3, 1, 4))]
-    last, labels = labelled(states, [2, 1, 4])
+    last, labels = label_ends(states, [2, 1, 4])
     assert last[:, 0].tolist() == [0, 0, 1, 2, 2, 2, 2]
     assert labels.tolist() == [False, True, True, False, False, False, True]
 
@@ -557,8 +545,8 @@ def test_psi_reads_as_many_tokens_as_a_lesson_says_and_end_learns_from_those_up_
 def test_an_unrolled_step_has_the_loss_of_a_replayed_one_and_teaches_every_layer(theta: Theta) -> None:
     adapters = shaken(theta, PHI, PSI)
     examples = psi_examples(theta)
-    replayed = psi_training(theta, adapters, examples).share([0, 1, 2], [0, 1, 2]).detach()
-    training = psi_training(theta, adapters, examples, unfreeze="all")
+    replayed = psi_training(adapters, examples).share([0, 1, 2], [0, 1, 2]).detach()
+    training = psi_training(adapters, examples, unfreeze="all")
     loss = training.share([0, 1, 2], [0, 1, 2])
     torch.testing.assert_close(loss.detach(), replayed, atol=1e-5, rtol=1e-4)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -571,11 +559,11 @@ def test_an_unrolled_step_has_the_loss_of_a_replayed_one_and_teaches_every_layer
 def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_states(theta: Theta) -> None:
     adapters = shaken(theta, PHI)
     examples = phi_examples(theta, 3)
-    queries = fresh_queries(theta, adapters, examples)
+    queries = fresh_queries(adapters, examples)
     # Whatever θ is fed, its states, taken for gold, must leave what they left when it ran.
     with torch.no_grad():
-        made = generate_states(theta, adapters, examples, queries, range(3), layer=LAYER)
-        sequence, first = encode_query(theta, adapters, [example.query for example in examples], layer=LAYER)
+        made = generate_states(adapters, examples, queries, range(3), layer=LAYER)
+        sequence, first = encode_query(adapters, [example.query for example in examples], layer=LAYER)
         adapters.use(None)
         sequence.extend(made.mask_BK)
         inputs = torch.cat([first[:, None], made.states_BIKD[:, 0, :-1]], dim=1)
@@ -586,7 +574,7 @@ def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_stat
         for each, e in zip(generated, examples, strict=True)
     ]
     adapters.use(PHI)
-    found = GoldContext(theta, adapters, queries, rows).read(range(3)).sequence
+    found = GoldContext(adapters, queries, rows).read(range(3)).sequence
     assert torch.equal(found.mask_BS, sequence.mask_BS)
     real_BHSC = sequence.mask_BS[:, None, :, None]
     for layer in range(theta.num_layers):
@@ -791,15 +779,15 @@ def test_ends_are_as_often_late_as_ends_own_and_never_early() -> None:
     counts = [2 + number % 3 for number in range(600)]
     # One channel says how many tokens are left, not clearly: END can be sure of nothing.
     states = [
-        torch.stack([torch.tensor([count - 1.0 - column, 1.0]) for column in range(count + BEYOND)])
-        + 0.7 * torch.randn(count + BEYOND, 2, generator=generator)
+        torch.stack([torch.tensor([count - 1.0 - column, 1.0]) for column in range(count + MOST_EXTRA)])
+        + 0.7 * torch.randn(count + MOST_EXTRA, 2, generator=generator)
         for count in counts
     ]
     ends = LateEnds(states, counts, seed=0)
     assert ends(0) == ends(0)
     assert ends(0) != ends(1)
-    assert all(count <= drawn <= count + BEYOND for drawn, count in zip(ends(0), counts, strict=True))
-    end = fit_logistic(*labelled(states, counts))
+    assert all(count <= drawn <= count + MOST_EXTRA for drawn, count in zip(ends(0), counts, strict=True))
+    end = fit_logistic(*label_ends(states, counts))
     expected = torch.zeros(3)
     for state, count in zip(states, counts, strict=True):
         chance = end.logits(state).sigmoid()
@@ -816,7 +804,9 @@ def test_ends_are_as_often_late_as_ends_own_and_never_early() -> None:
 
 def test_ends_that_are_certain_are_the_true_ones() -> None:
     counts = [1 + number % 4 for number in range(80)]
-    states = [torch.tensor([[float(column == count - 1), 1.0] for column in range(count + BEYOND)]) for count in counts]
+    states = [
+        torch.tensor([[float(column == count - 1), 1.0] for column in range(count + MOST_EXTRA)]) for count in counts
+    ]
     assert LateEnds(states, counts, seed=0)(0) == counts
 
 
@@ -824,8 +814,8 @@ def test_ends_are_drawn_from_an_end_that_was_fitted_on_other_problems() -> None:
     # Enough random channels to learn every problem by heart: of those that it has seen, END would be sure.
     generator = torch.Generator().manual_seed(0)
     counts = [2] * 20
-    states = [torch.randn(2 + BEYOND, 200, generator=generator) for _ in counts]
-    end = fit_logistic(*labelled(states, counts))
+    states = [torch.randn(2 + MOST_EXTRA, 200, generator=generator) for _ in counts]
+    end = fit_logistic(*label_ends(states, counts))
     assert all((end.logits(each) > 0).tolist()[:2] == [False, True] for each in states)
     ends = LateEnds(states, counts, seed=0)
     assert sum(drawn > 2 for epoch in range(10) for drawn in ends(epoch)) > 20
@@ -852,14 +842,14 @@ def test_end_is_taught_to_phi_where_phi_learns_with_psi(llama: Theta) -> None:
 
 def trainings(theta: Theta, adapters: Adapters, **changes: object) -> list[JointTraining | PsiTraining]:
     """φ in the middle of its weaning, and ψ with φ's upper layers and END."""
-    joint = joint_training(theta, adapters, phi_examples(theta, 7), taught_epochs=0, batch_size=7, **changes)
+    joint = joint_training(adapters, phi_examples(theta, 7), taught_epochs=0, batch_size=7, **changes)
     examples = psi_examples(theta)
     lessons = [
         replace(each, num_tokens=each.num_tokens + number % 2, num_before_end=each.num_tokens)
         for number, each in enumerate(examples)
     ]
     longest = [replace(each, num_tokens=each.num_tokens + 1) for each in examples]
-    psi = psi_training(theta, adapters, longest, lessons=lessons)
+    psi = psi_training(adapters, longest, lessons=lessons)
     psi.end_1W.data.normal_(generator=seeded(2))
     return [joint, psi]
 
@@ -895,7 +885,7 @@ def test_a_layer_in_micro_batches_learns_what_it_learns_in_whole_ones(make_theta
         theta = make_theta("llama")
         adapters, examples = shaken(theta, PHI), phi_examples(theta, 8)
         options = {"epochs": 1, "batch_size": 5, "learning_rate": 1e-2, "seed": 5, "micro_batch_size": size}
-        list(train_layerwise(theta, adapters, examples, examples[:2], layer=LAYER, **options))  # type: ignore[arg-type]
+        list(train_layerwise(adapters, examples, examples[:2], layer=LAYER, **options))  # type: ignore[arg-type]
         states.append(adapters.state(PHI))
     for name, whole in states[0].items():
         torch.testing.assert_close(states[1][name], whole, atol=1e-5, rtol=1e-4)
@@ -943,7 +933,7 @@ def test_what_is_kept_does_not_grow_from_layer_to_layer(make_theta: MakeTheta, t
     theta = make_theta("llama")
     adapters, examples = shaken(theta, PHI), phi_examples(theta, 8)
     options = {"epochs": 1, "batch_size": 3, "learning_rate": 1e-2, "seed": 5, "folder": tmp_path if in_files else None}
-    training = train_layerwise(theta, adapters, examples, examples[:2], layer=LAYER, **options)  # type: ignore[arg-type]
+    training = train_layerwise(adapters, examples, examples[:2], layer=LAYER, **options)  # type: ignore[arg-type]
     kept = [bytes_of_tensors() for _ in training]
     assert len(kept) == theta.num_layers
     assert max(kept) == min(kept)
@@ -955,7 +945,7 @@ def test_resting_in_files_changes_nothing(make_theta: MakeTheta, tmp_path: Path)
         theta = make_theta("llama")
         adapters, examples = shaken(theta, PHI), phi_examples(theta, 8)
         options = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-2, "seed": 5, "folder": folder}
-        training = train_layerwise(theta, adapters, examples, examples[:2], layer=LAYER, **options)  # type: ignore[arg-type]
+        training = train_layerwise(adapters, examples, examples[:2], layer=LAYER, **options)  # type: ignore[arg-type]
         reports.append(list(training))
         states.append(adapters.state(PHI))
     assert reports[0] == reports[1]

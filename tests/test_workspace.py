@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from ccot_cli.config import Settings, override, preset_text, stage_config
+from ccot_cli.config import Settings, override, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
 from ccot_cli.files import sha256_of
-from ccot_cli.workspace import FORMAT, Artifact, State, Workspace
+from ccot_cli.presets import preset_text
+from ccot_cli.workspace.artifact import FORMAT, Artifact
+from ccot_cli.workspace.workspace import State, Workspace
 
 CONFIG = stage_config(Settings(), "precompute")
 

@@ -20,16 +20,17 @@ import typer
 from interleaved import Ratio, Round, ratio, report, take_turns
 
 from ccot_cli.config import override
+from ccot_cli.data.batches import plan_batches
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.random_model import random_theta
 from ccot_cli.models.base.theta import load_theta
-from ccot_cli.models.selection.gold import plan_batches, solution_ids
+from ccot_cli.models.selection.gold import solution_ids
 from ccot_cli.names import EMBEDDED
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
 from ccot_cli.tensors.masks import pad_right
-from ccot_cli.workspace import Workspace
+from ccot_cli.workspace.workspace import Workspace
 
 
 class Bench:

@@ -26,8 +26,8 @@ from interleaved import Ratio, Round, ratio, report, take_turns
 from ccot_cli.cli.ask import READ_AHEAD
 from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test
-from ccot_cli.models.methods.ccot import CcotReasoner
-from ccot_cli.models.methods.method import Reasoner, Reply
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.method import Method, Reply
 from ccot_cli.stages.ask import BATCH_SIZE, Asker
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.tensors.probes import Logistic
@@ -39,7 +39,7 @@ Said = dict[str, list[list[Reply]]]
 
 
 def answer_in_turns(
-    reasoners: Mapping[str, Reasoner], problems: list[Problem], batch_size: int, repeats: int
+    methods: Mapping[str, Method], problems: list[Problem], batch_size: int, repeats: int
 ) -> tuple[list[Round], Said]:
     """Seconds of each method for all problems, in rounds; within one, they take turns on every few questions."""
     questions = [problem.question for problem in problems]
@@ -47,19 +47,19 @@ def answer_in_turns(
     at_once = max(1, TURN // batch_size)
     rounds: list[Round] = []
     for _ in range(1 + repeats):
-        said: Said = {name: [] for name in reasoners}
+        said: Said = {name: [] for name in methods}
         turns = []
         for start in range(0, len(batches), at_once):
             part = batches[start : start + at_once]
-            works = {name: partial(reply_to, each, part, said[name]) for name, each in reasoners.items()}
+            works = {name: partial(reply_to, each, part, said[name]) for name, each in methods.items()}
             turns += take_turns(works, repeats=1, warm_ups=0)
-        rounds.append({name: sum(turn[name] for turn in turns) for name in reasoners})
+        rounds.append({name: sum(turn[name] for turn in turns) for name in methods})
     return rounds[1:], said
 
 
-def reply_to(reasoner: Reasoner, batches: list[list[str]], said: list[list[Reply]]) -> None:
+def reply_to(method: Method, batches: list[list[str]], said: list[list[Reply]]) -> None:
     """Answer some batches and keep what is said."""
-    said += [reasoner.reply(batch)[0] for batch in batches]
+    said += [method.reply(batch)[0] for batch in batches]
 
 
 def texts(batches: list[list[Reply]]) -> list[str]:
@@ -75,16 +75,16 @@ def padding(batches: list[list[Reply]], name: str) -> Ratio:
     return Ratio(f"tokens of padded batches / of their rows, {name}", overall, min(shares), max(shares))
 
 
-def variants(name: str, reasoner: Reasoner, batch_size: int) -> dict[str, Reasoner]:
+def variants(name: str, method: Method, batch_size: int) -> dict[str, Method]:
     """CCoT without a piece of what makes it fast, by what is missing."""
-    if not isinstance(reasoner, CcotReasoner):
+    if not isinstance(method, CcotMethod):
         return {}
-    always = Logistic(torch.zeros_like(reasoner.end.hint.weight_D), torch.tensor(torch.inf))
-    found: dict[str, Reasoner] = {
-        f"{name}, END asked after every token": replace(reasoner, end=replace(reasoner.end, hint=always))
+    always = Logistic(torch.zeros_like(method.end.hint.weight_D), torch.tensor(torch.inf))
+    found: dict[str, Method] = {
+        f"{name}, END asked after every token": replace(method, end=replace(method.end, hint=always))
     }
-    if reasoner.draft.pays(batch_size):
-        found[f"{name}, no draft"] = replace(reasoner, draft=replace(reasoner.draft, share=0.0))
+    if method.draft.pays(batch_size):
+        found[f"{name}, no draft"] = replace(method, draft=replace(method.draft, share=0.0))
     return found
 
 
@@ -114,17 +114,17 @@ def main(
     tests = sorted(load_test(settings.data, limit=problems, seed=0), key=lambda problem: len(problem.question))
     rounds: list[Round] = []
     for size in batch_size or [1, 8, 32]:
-        reasoners: dict[str, Reasoner] = {}
-        for number in range(len(find_methods(None, settings).entries())):
+        methods: dict[str, Method] = {}
+        for number in range(len(find_methods(None, settings).choose())):
             # Each method has a model of its own, for loading one puts the last away.
-            entry = find_methods(None, settings).entries()[number]
-            reasoners[f"{entry.name} r = {entry.ratio:f}, {size} at a time"] = entry.load()
-        chain = next(name for name in reasoners if name.startswith("cot "))
-        slower = {name: variants(name, reasoner, size) for name, reasoner in reasoners.items()}
-        works = reasoners | {name: each for others in slower.values() for name, each in others.items()}
+            loadable = find_methods(None, settings).choose()[number]
+            methods[f"{loadable.name} r = {loadable.ratio:f}, {size} at a time"] = loadable.load()
+        chain = next(name for name in methods if name.startswith("cot "))
+        slower = {name: variants(name, method, size) for name, method in methods.items()}
+        works = methods | {name: each for others in slower.values() for name, each in others.items()}
         found, said = answer_in_turns(works, tests, size, repeats)
-        every += [ratio(found, chain, name) for name in reasoners if name != chain]
-        every += [padding(said[name], name) for name in reasoners if name == chain or name.startswith("ccot")]
+        every += [ratio(found, chain, name) for name in methods if name != chain]
+        every += [padding(said[name], name) for name in methods if name == chain or name.startswith("ccot")]
         for name, others in slower.items():
             every += [ratio(found, other, name) for other in others]
             for other in others:

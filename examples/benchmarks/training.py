@@ -7,8 +7,9 @@ On a random Llama, so that nothing depends on what was learned:
 
 - φ layer by layer, streamed over the data set, against running the model up to layer i for every step of stage i. Both
   end in the same adapters, and the script says how far apart they are.
-- A step of φ on its own rollout with gradients through the recurrence: layers 1..l token by token and the rest at once,
-  against all layers token by token. Both have the same gradients; how far apart is printed too.
+- A step of φ on its own rollout, whose inputs are constants: layers 1..l token by token without gradients, then all
+  layers in one parallel pass, against all layers token by token with gradients. Both have the same gradients; the
+  script says how far apart they are.
 - A step of ψ on kept rollouts, against an ordinary LoRA step on as many tokens.
 
 Dimensions: B batch, N query, K contemplation tokens, I indices, D width.
@@ -25,15 +26,19 @@ import torch
 import typer
 from interleaved import Round, ratio, report, take_turns
 
+from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
-from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.random_model import random_theta
 from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training.contexts import QueryContext, RolloutContext
+from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.models.training.phi_joint import generate
-from ccot_cli.models.training.phi_layerwise import PhiExample, train_layerwise
-from ccot_cli.models.training.psi import PsiExample, PsiTraining, QueryContext, RolloutContext
+from ccot_cli.models.training.phi_layerwise import train_layerwise
+from ccot_cli.models.training.psi import PsiTraining
 from ccot_cli.models.training.queries import KeptQueries, fill_queries
 from ccot_cli.tensors.losses import huber, scaled_errors, scaled_mse
 
@@ -52,7 +57,7 @@ class Bench:
         draw = torch.Generator().manual_seed(0)
         self.ids = torch.randint(3, 1000, (NUM_EXAMPLES, NUM_QUERY + NUM_TOKENS + NUM_ANSWER), generator=draw).tolist()
         self.examples = [
-            PhiExample(
+            GoldExample(
                 ids[:NUM_QUERY],
                 torch.randn(1 + NUM_TOKENS, depth + 1, width, generator=draw),
                 torch.zeros(NUM_TOKENS, dtype=torch.long),
@@ -61,7 +66,7 @@ class Bench:
         ]
         self.adapters = self._adapters(self.theta)
         queries = [each.query for each in self.examples]
-        for _ in fill_queries(self.theta, self.adapters, queries, folder / "kept", batch_tokens=4096):
+        for _ in fill_queries(self.adapters, queries, folder / "kept", batch_tokens=4096):
             pass
         self.queries = KeptQueries(self.theta, queries, self.layer, folder / "kept")
 
@@ -76,17 +81,14 @@ class Bench:
 
     def streamed(self) -> Adapters:
         self.adapters.add(PHI, rank=RANK, alpha=RANK, seed=0)
-        for _ in train_layerwise(
-            self.theta,
-            self.adapters,
-            self.examples,
-            self.examples[:1],
-            layer=self.layer,
+        config = TrainPhiConfig(
+            autoregressive_layer=self.layer,
             epochs=EPOCHS,
             batch_size=BATCH_SIZE,
+            optimiser="adamw",
             learning_rate=1e-3,
-            seed=0,
-        ):
+        )
+        for _ in train_layerwise(self.adapters, self.examples, self.examples[:1], config):
             pass
         return self.adapters
 
@@ -127,10 +129,10 @@ class Bench:
 
     # φ on its own rollout
 
-    def upper_layers_at_once(self) -> torch.Tensor:
+    def in_one_parallel_pass(self) -> torch.Tensor:
         numbers = range(BATCH_SIZE)
-        arguments = (self.theta, self.adapters, self.examples, self.queries, numbers)
-        loss = generate(*arguments, layer=self.layer, through_rollout=True).loss()
+        arguments = (self.adapters, self.examples, self.queries, numbers)
+        loss = generate(*arguments, layer=self.layer).loss()
         torch.autograd.backward(loss)
         return loss
 
@@ -144,7 +146,7 @@ class Bench:
             sequence.extend(torch.ones(BATCH_SIZE, 1, dtype=torch.bool))
             entered = theta.blocks.enter(state_BD[:, None], sequence)
             states = theta.blocks.run_each(entered, 0, theta.num_layers, sequence)
-            state_BD = states[self.layer][:, 0]
+            state_BD = states[self.layer][:, 0].detach()
             above_BID = torch.stack([state[:, 0] for state in states[self.layer :]], dim=1)
             errors.append(huber(scaled_errors(above_BID, gold_BJID[:, column + 1, self.layer :])))
         loss = torch.stack(errors).mean()
@@ -167,18 +169,17 @@ class Bench:
 
     def psi_steps(self) -> Iterator[float]:
         rollouts = [each.gold_JID[:-1, self.layer] for each in self.examples]
-        context = RolloutContext(self.theta, self.adapters, self.queries, rollouts, self.layer)
+        context = RolloutContext(self.adapters, self.queries, rollouts, self.layer)
         return self._psi(context, NUM_QUERY, NUM_TOKENS)
 
     def lora_steps(self) -> Iterator[float]:
         """As many tokens: those in the contemplation tokens' place are the question's."""
-        return self._psi(QueryContext(self.theta, self.adapters), NUM_QUERY + NUM_TOKENS, 0)
+        return self._psi(QueryContext(self.adapters), NUM_QUERY + NUM_TOKENS, 0)
 
     def _psi(self, context: RolloutContext | QueryContext, num_query: int, count: int) -> Iterator[float]:
         rows = [PsiExample(ids[:num_query], ids[:1], ids[-NUM_ANSWER:], count) for ids in self.ids]
-        return PsiTraining(
-            self.theta, self.adapters, rows, context, epochs=1000, batch_size=BATCH_SIZE, learning_rate=1e-4, seed=0
-        ).steps()
+        config = TrainPsiConfig(epochs=1000, batch_size=BATCH_SIZE, optimiser="adamw", learning_rate=1e-4)
+        return PsiTraining(self.adapters, rows, context, config).steps()
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -198,7 +199,7 @@ def main(
             torch.cat([tensor.flatten() for tensor in work().state(PHI).values()])
             for work in (bench.streamed, bench.up_to_each_layer)
         ]
-        gradients = [bench.gradients(work) for work in (bench.upper_layers_at_once, bench.every_layer_token_by_token)]
+        gradients = [bench.gradients(work) for work in (bench.in_one_parallel_pass, bench.every_layer_token_by_token)]
         rounds: list[Round] = take_turns(
             {"up to layer i at every step": bench.up_to_each_layer, "streamed": bench.streamed},
             repeats=repeats,
@@ -210,11 +211,11 @@ def main(
         steps = take_turns(
             {
                 "every layer token by token": bench.every_layer_token_by_token,
-                "upper layers at once": bench.upper_layers_at_once,
+                "one parallel pass": bench.in_one_parallel_pass,
             },
             repeats=repeats,
         )
-        ratios.append(ratio(steps, "every layer token by token", "upper layers at once"))
+        ratios.append(ratio(steps, "every layer token by token", "one parallel pass"))
         psi, lora = bench.psi_steps(), bench.lora_steps()
         bench.adapters.train_only(bench.adapters.parameters(PSI))
         answers = take_turns({"ψ step": lambda: next(psi), "LoRA step": lambda: next(lora)}, repeats=3 * repeats)

@@ -41,11 +41,14 @@ from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.theta import Theta, load_theta
-from ccot_cli.models.methods.method import ChainReasoner, Reasoner
+from ccot_cli.models.methods.chain import ChainMethod
+from ccot_cli.models.methods.coconut import CoconutMethod
+from ccot_cli.models.methods.method import Method
 from ccot_cli.models.selection.gold import solution_ids
-from ccot_cli.models.training.optimiser import Optimiser, steps_over
-from ccot_cli.models.training.recipes.base import Course
-from ccot_cli.models.training.recipes.coconut import Coconut, CoconutContext, CoconutReasoner
+from ccot_cli.models.training.loop import Training
+from ccot_cli.models.training.optimiser import Optimiser
+from ccot_cli.models.training.recipes.base import RecipeSetup
+from ccot_cli.models.training.recipes.coconut import CoconutContext, CoconutRecipe
 from ccot_cli.tensors.masks import pad_right
 
 Task = Literal["sums", "words"]
@@ -75,25 +78,25 @@ class WholeContext(CoconutContext):
         return {name: each for name, each in self.adapters.named_parameters() if "lora_" not in name}
 
 
-class Staged(Coconut):
+class Staged(CoconutRecipe):
     """The published recipe."""
 
-    def context(self, course: Course) -> CoconutContext:
-        return WholeContext(course.theta, course.adapters)
+    def context(self, setup: RecipeSetup) -> CoconutContext:
+        return WholeContext(setup.adapters)
 
 
 class StagedFromChains(Staged):
     """The same for a model that writes chains already: the first stage is behind it."""
 
-    def stage(self, course: Course, epoch: int) -> int:
-        return min(self._most, 1 + super().stage(course, epoch))
+    def stage(self, setup: RecipeSetup, epoch: int) -> int:
+        return min(self._most, 1 + super().stage(setup, epoch))
 
 
 class Unstaged(Staged):
     """All lines are thoughts from the beginning, to see what the curriculum is good for."""
 
-    def stage(self, course: Course, epoch: int) -> int:
-        return super().stage(course, course.num_falling)
+    def stage(self, setup: RecipeSetup, epoch: int) -> int:
+        return super().stage(setup, setup.num_falling)
 
 
 @dataclass(frozen=True)
@@ -148,34 +151,42 @@ def fresh_theta(encoder: Encoder, seed: int) -> Theta:
     return Theta("modular sums", model.requires_grad_(False).eval(), encoder, Blocks(model))
 
 
-def teach_chains(theta: Theta, encoded: list[EncodedProblem], seed: int) -> int:
-    """The first stage: θ learns to write the chain; how many epochs that takes."""
-    model, pad = theta.model.requires_grad_(True), theta.pad_id
-    rows = [solution_ids(theta, each) for each in encoded]
-    epochs = -(-THETA_STEPS * COURSE.batch_size // len(rows))
-    optimiser = Optimiser(
-        dict(model.named_parameters()),
-        learning_rate=THETA_RATE,
-        num_steps=epochs * -(-len(rows) // COURSE.batch_size),
-        kind="adamw",
-    )
+class ChainTraining(Training):
+    """The first stage: all weights of θ learn to write the chain."""
 
-    def share(part: Sequence[int], whole: Sequence[int]) -> torch.Tensor:
-        ids_BT, mask_BT = pad_right([rows[number] for number in part], fill=pad)
+    def __init__(self, theta: Theta, encoded: list[EncodedProblem], seed: int) -> None:
+        self.model, self.pad, self.seed = theta.model, theta.pad_id, seed
+        self.rows = [solution_ids(theta, each) for each in encoded]
+        self.num_query = len(encoded[0].query)
+        self.lengths, self.batch_size = [len(row) for row in self.rows], COURSE.batch_size
+        self.epochs = -(-THETA_STEPS * self.batch_size // len(self.rows))
+        self.optimiser = Optimiser(
+            dict(self.model.named_parameters()),
+            learning_rate=THETA_RATE,
+            num_steps=self.epochs * self.steps_per_epoch,
+        )
+
+    def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> torch.Tensor:
+        ids_BT, mask_BT = pad_right([self.rows[number] for number in part], fill=self.pad)
         counts_BT = mask_BT.clone()
-        counts_BT[:, : len(encoded[0].query)] = False
-        logits_BTV = model(input_ids=ids_BT).logits[:, :-1]
+        counts_BT[:, : self.num_query] = False
+        logits_BTV = self.model(input_ids=ids_BT).logits[:, :-1]
         loss = F.cross_entropy(logits_BTV[counts_BT[:, 1:]], ids_BT[:, 1:][counts_BT[:, 1:]])
         return loss * (len(part) / len(whole))
 
-    for _ in steps_over(optimiser, [len(row) for row in rows], batch_size=COURSE.batch_size, seed=seed, share=share):
+
+def teach_chains(theta: Theta, encoded: list[EncodedProblem], seed: int) -> int:
+    """Teach θ to write the chain; returns how many epochs that takes."""
+    theta.model.requires_grad_(True)
+    training = ChainTraining(theta, encoded, seed)
+    for _ in training.steps():
         pass
-    model.requires_grad_(False)
-    return epochs
+    theta.model.requires_grad_(False)
+    return training.epochs
 
 
-def accuracy(reasoner: Reasoner, tests: list[Problem]) -> float:
-    replies, _ = reasoner.reply([problem.question for problem in tests])
+def accuracy(method: Method, tests: list[Problem]) -> float:
+    replies, _ = method.reply([problem.question for problem in tests])
     return statistics.mean(reply.answer == problem.answer for reply, problem in zip(replies, tests, strict=True))
 
 
@@ -185,20 +196,20 @@ def equations(problem: Problem) -> tuple[str, ...]:
 
 
 def train_coconut(
-    theta: Theta, encoded: list[EncodedProblem], chosen: TrainPsiConfig, coconut: Coconut
-) -> tuple[Reasoner, int]:
+    theta: Theta, encoded: list[EncodedProblem], chosen: TrainPsiConfig, coconut: CoconutRecipe
+) -> tuple[Method, int]:
     """COCONUT on a copy of θ, and its steps."""
     theta = copy.deepcopy(theta)
     adapters = Adapters(theta)
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
-    course = Course(theta, adapters, encoded, Decimal(0), chosen)
-    training = coconut.training(course)
+    setup = RecipeSetup(adapters, encoded, Decimal(0), chosen)
+    training = coconut.training(setup)
     for _ in training.steps():
         pass
     adapters.train_only(())
-    thoughts = coconut.num_tokens(course)
-    reasoner = CoconutReasoner(theta, adapters, MOST_TOKENS, adapter=PSI, num_thoughts=thoughts)
-    return reasoner, training.optimiser.step_count
+    thoughts = coconut.num_tokens(setup)
+    method = CoconutMethod(adapters, MOST_TOKENS, adapter=PSI, num_thoughts=thoughts)
+    return method, training.optimiser.step_count
 
 
 def sums(seed: int) -> Outcome:
@@ -210,7 +221,7 @@ def sums(seed: int) -> Outcome:
     fresh = fresh_theta(encoder, seed)
     theta = copy.deepcopy(fresh)
     first_epochs = teach_chains(theta, encoded, seed)
-    chain = accuracy(ChainReasoner(theta, Adapters(theta), MOST_TOKENS), tests)
+    chain = accuracy(ChainMethod(Adapters(theta), MOST_TOKENS), tests)
     chosen = COURSE.model_copy(update={"seed": seed})
     longer = chosen.model_copy(update={"epochs": chosen.epochs + first_epochs})
     staged, _ = train_coconut(theta, encoded, chosen, Staged())
@@ -239,7 +250,7 @@ def words(seed: int) -> Outcome:
     known = set(map(equations, loaded.train))
     encoded = theta.encoder.problems(loaded.train)
     tests = [problem for problem in loaded.validation if equations(problem) not in known]
-    chain = accuracy(ChainReasoner(theta, Adapters(theta), MOST_TOKENS), tests)
+    chain = accuracy(ChainMethod(Adapters(theta), MOST_TOKENS), tests)
     chosen = WORDS_COURSE.model_copy(update={"seed": seed})
     staged, steps = train_coconut(theta, encoded, chosen, StagedFromChains())
     unstaged, _ = train_coconut(theta, encoded, chosen, Unstaged())

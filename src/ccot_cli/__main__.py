@@ -4,20 +4,20 @@ import os
 import sys
 from pathlib import Path
 
-from ccot_cli.signals import catch_stops
+from ccot_cli.signals import catch_signals
 
 
 def main() -> None:
     """Run the command line, and leave as Ctrl-C or SIGTERM asks."""
-    stops = catch_stops()
+    signals = catch_signals()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever called
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     try:
         from ccot_cli.cli import app
     except KeyboardInterrupt:
-        sys.exit(128 + stops[0])
-    sys.exit(app.main(stops))
+        sys.exit(128 + signals[0])
+    sys.exit(app.main(signals))
 
 
 if __name__ == "__main__":

@@ -3,18 +3,12 @@
 Symbols in brackets are the paper's. Unknown keys, duplicate keys and impossible values are refused.
 """
 
-import ast
-import inspect
-import json
-import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from difflib import get_close_matches
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -27,18 +21,17 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from ccot_cli.errors import UsageError
 from ccot_cli.names import (
     EMBEDDED,
-    PRESETS,
     Ends,
     EngineName,
     OptimiserName,
     Schedule,
     SelectorName,
     Unfreeze,
+    check_between,
     parse_ratio,
 )
 
@@ -46,18 +39,7 @@ Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda 
 """Compression ratio [r]: 0 answers at once, 1 writes the explicit chain."""
 
 
-def check_selecting(ratio: Decimal) -> Decimal:
-    """A ratio at which tokens are selected.
-
-    Raises:
-        ValueError: for 0 and 1.
-    """
-    if not 0 < ratio < 1:
-        raise ValueError(f"a stage's ratio lies between 0 and 1, not at {ratio:f}: there is nothing to select")
-    return ratio
-
-
-Selecting = Annotated[Ratio, AfterValidator(check_selecting)]
+Selecting = Annotated[Ratio, AfterValidator(check_between)]
 
 MOST_STEPS = 20
 
@@ -345,135 +327,6 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     return config
 
 
-def _gsm8k_llama2_7b() -> Settings:
-    return Settings(
-        model=ModelConfig(name="meta-llama/Llama-2-7b-chat-hf", prompt="[INST] {question} [/INST] "),
-        data=DataConfig(source="openai/gsm8k", subset="main", limit=None),
-        precompute=PrecomputeConfig(scorer_layer=3),
-        score=ScoreConfig(selector="learned"),
-        train_phi=TrainPhiConfig(
-            schedule="layerwise",
-            epochs=3,
-            batch_size=32,
-            autoregressive_layer=15,
-            lora_rank=128,
-            lora_alpha=128,
-            optimiser="adamw",
-            learning_rate=1e-4,
-        ),
-        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, batch_size=32, optimiser="adamw", learning_rate=1e-4),
-        eval=EvalConfig(limit=None),
-        decoding=DecodingConfig(cap_tokens=200, max_chain_tokens=512),
-    )
-
-
-def preset(name: str) -> Settings:
-    """Settings to start from.
-
-    Raises:
-        UsageError: where no preset has that name.
-    """
-    made: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _gsm8k_llama2_7b), strict=True))
-    if name not in made:
-        raise UsageError(f"no preset is called '{name}'", fix=f"choose one of: {', '.join(PRESETS)}")
-    return made[name]()
-
-
-def preset_text(name: str) -> str:
-    """A commented `ccot.yaml` with every setting of a preset.
-
-    Raises:
-        UsageError: where no preset has that name.
-    """
-    chosen, comments = preset(name), _attribute_docstrings()
-    lines = [f"# Settings of the preset '{name}'. Symbols in brackets are the paper's.", ""]
-
-    def add(section: Section, name: str, indent: str) -> None:
-        comment = comments[type(section).__name__, name]
-        lines.append(_setting_line(indent + name, getattr(section, name), type(section).model_fields[name], comment))
-
-    for key in Settings.model_fields:
-        value = getattr(chosen, key)
-        if isinstance(value, Section):
-            lines.extend(["", f"{key}:".ljust(_COMMENT_COLUMN) + f"# {value.__doc__}"])
-            for inner_key in type(value).model_fields:
-                add(value, inner_key, "  ")
-        else:
-            add(chosen, key, "")
-    return "\n".join(lines) + "\n"
-
-
-_COMMENT_COLUMN = 42
-
-
-def _setting_line(key: str, value: object, field: FieldInfo, comment: str) -> str:
-    # JSON is YAML, and needs no thought about which strings want quotes.
-    setting = f"{key}: {json.dumps(value, default=float, ensure_ascii=False)}"
-    choices = " | ".join(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ""
-    return setting.ljust(_COMMENT_COLUMN) + f"# {comment}" + (f" ({choices})" if choices else "")
-
-
-def _attribute_docstrings() -> dict[tuple[str, str], str]:
-    """The text below every setting, by class and name.
-
-    Pydantic can read them too, but at every start of every command.
-    """
-    found = {}
-    for section in ast.parse(inspect.getsource(sys.modules[__name__])).body:
-        if isinstance(section, ast.ClassDef):
-            for setting, text in pairwise(section.body):
-                match setting, text:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(comment))):
-                        found[section.name, name] = comment
-    return found
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML without aliases and repeated keys, which a settings file only holds by mistake or malice."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="aliases are refused", problem_mark=mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} is set twice", problem_mark=key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-def load_settings(path: Path) -> Settings:
-    """Read a settings file; what it leaves out has its default.
-
-    Raises:
-        UsageError: where it cannot be read or a setting is refused; names the line and the nearest known setting.
-    """
-    try:
-        loader = _StrictLoader(path.read_bytes())
-        root = loader.get_single_node()
-        values = {} if root is None else loader.construct_document(root)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    # ValueError: an impossible date; RecursionError: a thousand brackets.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
-        raise UsageError(f"{where}: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
-    try:
-        settings = Settings.model_validate(values)
-    except ValidationError as error:
-        line = _line_of(root, error.errors()[0]["loc"])
-        raise _refusal(error, where=f"{path}, line {line}: ") from None
-    model, data = settings.model, settings.data
-    written = {"model.name": model.name, "data.source": data.source, "data.test_source": data.test_source}
-    found = located(written, path.parent)
-    return settings if found == written else override(settings, found)
-
-
 PLACES = ("model.name", "data.source", "data.test_source")
 """Settings that may name a file or a folder."""
 
@@ -506,10 +359,10 @@ def override(settings: Settings, changes: Mapping[str, object]) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
 
 
-def _refusal(error: ValidationError, *, where: str = "") -> UsageError:
+def refusal(error: ValidationError, *, where: str = "") -> UsageError:
     """The first thing that pydantic found, in two lines."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"]) or "settings"
@@ -525,15 +378,3 @@ def _setting_names() -> list[str]:
     sections = Settings().model_dump()
     inner = [f"{section}.{key}" for section, keys in sections.items() if isinstance(keys, dict) for key in keys]
     return [*sections, *inner]
-
-
-def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """The line on which a setting stands, or the innermost thing around it that is there."""
-    line = 1
-    for part in location:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next(((key, value) for key, value in pairs if key.value == part), None)
-        if found is None:
-            break
-        line, node = found[0].start_mark.line + 1, found[1]
-    return line

@@ -47,6 +47,6 @@ class DivergedError(CcotError):
     exit_code = 7
 
 
-def anew(folder: Path) -> str:
-    """What to do about a damaged method: a stage makes nothing again whose files have their sizes."""
+def retrain_hint(folder: Path) -> str:
+    """Say what to do about a damaged method: a stage does not repeat work whose files have the right sizes."""
     return f"remove {folder} and train it again"

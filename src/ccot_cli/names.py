@@ -15,8 +15,10 @@ PRESETS = (EMBEDDED, "gsm8k-llama2-7b")
 SETTINGS_FILE = "ccot.yaml"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
 
-STAGES = ("precompute", "score", "train-phi", "train-psi", "train-baseline", "eval")
-KEYED_STAGES = ("score", "train-phi", "train-psi")
+PRECOMPUTE, SCORE, TRAIN_PHI, TRAIN_PSI = "precompute", "score", "train-phi", "train-psi"
+TRAIN_BASELINE, EVAL = "train-baseline", "eval"
+STAGES = (PRECOMPUTE, SCORE, TRAIN_PHI, TRAIN_PSI, TRAIN_BASELINE, EVAL)
+KEYED_STAGES = (SCORE, TRAIN_PHI, TRAIN_PSI)
 """Stages with one artifact for each ratio; `train-baseline` has one for each method, `eval` one for each run."""
 
 Schedule = Literal["joint", "layerwise"]
@@ -43,6 +45,17 @@ def parse_ratio(value: object) -> Decimal:
     if not ratio.is_finite() or not 0 <= ratio <= 1:
         raise ValueError(f"a ratio lies between 0 and 1, {value} does not")
     return ratio.normalize() + 0
+
+
+def check_between(ratio: Decimal) -> Decimal:
+    """Return a ratio at which tokens are selected.
+
+    Raises:
+        ValueError: for 0 and 1.
+    """
+    if not 0 < ratio < 1:
+        raise ValueError(f"ratio {ratio:f} has no contemplation tokens: r = 0 answers at once, r = 1 writes the chain")
+    return ratio
 
 
 def ratio_name(ratio: Decimal) -> str:

@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STDERR = 2
 
 
-def catch_stops() -> list[int]:
+def catch_signals() -> list[int]:
     """Make SIGTERM stop the program as Ctrl-C does; the list receives the signal that did."""
     received: list[int] = []
 
@@ -25,7 +25,7 @@ def catch_stops() -> list[int]:
 
 
 @contextmanager
-def held_stops() -> Iterator[Callable[[], bool]]:
+def delayed_stop() -> Iterator[Callable[[], bool]]:
     """Hold a stop back until the block ends; what this yields says whether one has come.
 
     A second signal leaves at once. Where signals do not arrive, in other threads than the main one, nothing changes.

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli import __version__
 from ccot_cli.cli import (
     ask,
     bench,
@@ -28,8 +27,10 @@ from ccot_cli.cli import (
     verify,
 )
 from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
+from ccot_cli.cli.options import command_line
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 from ccot_cli.names import STAGES
+from ccot_cli.version import __version__
 
 app = typer.Typer(
     name="ccot",
@@ -79,18 +80,19 @@ def ccot(
         print_line(context.get_help())
 
 
-def main(stops: list[int]) -> int:
+def main(signals: list[int]) -> int:
     """Run the command line that was typed, and return the exit code.
 
     Args:
-        stops: Where a signal that stops the program is noted.
+        signals: Receives the signal that stops the program.
     """
     arguments = sys.argv[1:]
+    command_line.set(tuple(arguments))
     _adapt_to_terminal()
     code = run(arguments)
-    if stops:
+    if signals:
         _show_stop(arguments)
-        code = 128 + stops[0]
+        code = 128 + signals[0]
     return code
 
 

@@ -85,10 +85,10 @@ def ask(
     from ccot_cli.stages.methods import CCOT, USUAL_RATIO
 
     asker = Asker(found, settings, ratio, method)
-    if ratio is None and asker.reasoner.name == CCOT and asker.reasoner.ratio != USUAL_RATIO:
-        print_note(f"at --ratio {asker.reasoner.ratio:f}, which was trained nearest to {USUAL_RATIO}")
+    if ratio is None and asker.method.name == CCOT and asker.method.ratio != USUAL_RATIO:
+        print_note(f"at --ratio {asker.method.ratio:f}, which was trained nearest to {USUAL_RATIO}")
     if input is None:
-        [result] = asker.answer([asker.check(single)])
+        result = asker.ask(single)
         if format == "json":
             print_json(_shown(result))
             return

@@ -21,7 +21,7 @@ def init(
     ccot init my-run
     ccot init llama --preset gsm8k-llama2-7b
     """
-    from ccot_cli.workspace import Workspace
+    from ccot_cli.workspace.workspace import Workspace
 
     workspace = Workspace.create(folder, preset)
     print_line(str(workspace.root / SETTINGS_FILE))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ccot_cli.errors import UsageError
-from ccot_cli.names import ENVIRONMENT_VARIABLE, EngineName, parse_ratio
+from ccot_cli.names import ENVIRONMENT_VARIABLE, EngineName, check_between, parse_ratio
 
 if TYPE_CHECKING:
     from ccot_cli.config import Settings
-    from ccot_cli.workspace import Workspace
+    from ccot_cli.workspace.workspace import Workspace
+
+command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
+"""What was typed after `ccot`; manifests, the lock and errors repeat it."""
 
 WHAT, HOW, WHERE = "What", "How", "Where"
 """The panels of `--help`."""
@@ -115,9 +119,9 @@ TableFormatOption = Annotated[
 
 def find_workspace_if_any(explicit: Path | None) -> "Workspace | None":
     """The workspace that a command works on, for one that does without too."""
-    from ccot_cli.workspace import Workspace
+    from ccot_cli.workspace.workspace import Workspace
 
-    return Workspace.find(explicit, os.environ, Path.cwd())
+    return Workspace.find(explicit, os.environ, Path.cwd(), command_line.get())
 
 
 def find_workspace(explicit: Path | None) -> "Workspace":
@@ -172,9 +176,9 @@ def between_zero_and_one(ratios: list[Decimal] | None, settings: "Settings") -> 
         UsageError: for 0 or 1, where there is nothing to select.
     """
     for each in ratios or ():
-        if not 0 < each < 1:
-            raise UsageError(
-                f"ratio {each:f} has no contemplation tokens: r = 0 answers at once, r = 1 writes the chain",
-                fix=f"ccot train-baseline {'cot' if each else 'direct'}, or a ratio between 0 and 1",
-            )
+        try:
+            check_between(each)
+        except ValueError as error:
+            baseline = "cot" if each else "direct"
+            raise UsageError(str(error), fix=f"ccot train-baseline {baseline}, or a ratio between 0 and 1") from None
     return list(ratios or settings.ratios)

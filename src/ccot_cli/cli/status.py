@@ -13,7 +13,7 @@ from ccot_cli.files import human_bytes
 from ccot_cli.names import KEYED_STAGES, STAGES, ratio_name
 
 if TYPE_CHECKING:
-    from ccot_cli.workspace import Workspace
+    from ccot_cli.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ def train_baseline(
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
     found, settings, overrides = resolve(workspace, changes)
-    from ccot_cli.stages.train_baseline import own_ratio, run
+    from ccot_cli.models.methods.loading import own_ratio
+    from ccot_cli.stages.train_baseline import run
 
     own = own_ratio(method)
     ratios = between_zero_and_one(ratio, settings) if own is None else [own]

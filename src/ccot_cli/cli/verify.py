@@ -14,7 +14,7 @@ def verify(workspace: WorkspaceOption = None, format: FormatOption = "text") -> 
     ccot verify -w my-run
     ccot verify --format json | jq -r '.damaged[].path'
     """
-    from ccot_cli.workspace import OTHER_BYTES
+    from ccot_cli.workspace.artifact import OTHER_BYTES
 
     found, progress = find_workspace(workspace), TerminalProgress()
     damaged: list[dict[str, str]] = []

@@ -21,3 +21,16 @@ def bucketed(lengths: Sequence[int], *, batch_size: int, shuffler: random.Random
         batches += [alike[at : at + batch_size] for at in range(0, len(alike), batch_size)]
     shuffler.shuffle(batches)
     return batches
+
+
+def plan_batches(lengths: Sequence[int], *, batch_tokens: int) -> list[list[int]]:
+    """Group problems of like length: a padded batch holds `batch_tokens` tokens at most, or one problem."""
+    order = sorted(range(len(lengths)), key=lambda number: (-lengths[number], number))
+    batches: list[list[int]] = []
+    for number in order:
+        # The first of a batch is its longest.
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
+            batches[-1].append(number)
+        else:
+            batches.append([number])
+    return batches

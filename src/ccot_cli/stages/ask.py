@@ -7,9 +7,9 @@ from decimal import Decimal
 
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
-from ccot_cli.models.methods.method import Reasoner, reply_in_parts
+from ccot_cli.models.methods.method import Method, reply_in_parts
 from ccot_cli.stages.methods import CCOT, find_methods
-from ccot_cli.workspace import Workspace
+from ccot_cli.workspace.workspace import Workspace
 
 BATCH_SIZE = 32
 
@@ -39,7 +39,7 @@ class Asker:
         methods = find_methods(workspace, settings)
         self.model = methods.theta.name
         self.theta = methods.theta
-        self.reasoner: Reasoner = methods.named(method, ratio)
+        self.method: Method = methods.named(method, ratio)
 
     def check(self, question: str) -> str:
         """The question as it will be asked.
@@ -60,6 +60,23 @@ class Asker:
             )
         return question
 
+    def ask(self, question: str) -> AskResult:
+        """Answer one question.
+
+        Raises:
+            UsageError: if it is empty, or longer than the model can read.
+        """
+        [result] = self.answer([self.check(question)])
+        return result
+
+    def ask_all(self, questions: Sequence[str]) -> list[AskResult]:
+        """Answer many questions, faster than one by one; the results are in their order.
+
+        Raises:
+            UsageError: if one is empty, or longer than the model can read; then none is answered.
+        """
+        return self.answer([self.check(question) for question in questions])
+
     def answer(self, questions: Sequence[str]) -> list[AskResult]:
         """Answer checked questions, those of like length together; the results are in their order."""
         order = sorted(range(len(questions)), key=lambda number: len(questions[number]))
@@ -71,13 +88,13 @@ class Asker:
 
     def _answer_batch(self, questions: Sequence[str]) -> list[AskResult]:
         started = time.perf_counter()
-        replies, _ = reply_in_parts(self.reasoner, questions)
+        replies, _ = reply_in_parts(self.method, questions)
         seconds = (time.perf_counter() - started) / len(questions)
         return [
             AskResult(
                 answer=" ".join(reply.answer.split()),
-                method=self.reasoner.name,
-                ratio=float(self.reasoner.ratio),
+                method=self.method.name,
+                ratio=float(self.method.ratio),
                 contemplation_tokens=reply.num_contemplation,
                 seconds=seconds,
                 truncated=reply.is_truncated,

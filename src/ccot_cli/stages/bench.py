@@ -23,8 +23,8 @@ from ccot_cli.models.base.theta import Theta, load_theta, resolve_device
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.psi import decode
+from ccot_cli.models.decoding.query import encode_query, read_query
 from ccot_cli.models.methods.method import Clock
-from ccot_cli.models.training.queries import encode_query, read_query
 from ccot_cli.progress import Progress
 from ccot_cli.tensors.probes import Logistic
 from ccot_cli.tensors.select import num_kept
@@ -120,7 +120,7 @@ def run(
     found: list[Ratio] = []
     with progress.task("timing", total=len(batches) * (repeats + WARM_UPS), unit="rounds") as advance:
         for batch in batches:
-            bench = _Bench(theta, adapters, batch, lengths, layer, ratios)
+            bench = _Bench(adapters, batch, lengths, layer, ratios)
             rounds = []
             for number in range(repeats + WARM_UPS):
                 rounds.append({name: work() for name, work in bench.work.items()})
@@ -180,9 +180,8 @@ class _EndAt:
 class _Bench:
     """The methods at one batch size. Names: `generate`, `cot`, `direct`, and `ccot r` for each ratio."""
 
-    def __init__(
-        self, theta: Theta, adapters: Adapters, batch: int, lengths: Lengths, layer: int, ratios: Sequence[Decimal]
-    ) -> None:
+    def __init__(self, adapters: Adapters, batch: int, lengths: Lengths, layer: int, ratios: Sequence[Decimal]) -> None:
+        theta = adapters.theta
         self.theta, self.adapters, self.batch, self.lengths, self.layer = theta, adapters, batch, lengths, layer
         generator = torch.Generator().manual_seed(0)
         vocabulary = min(len(theta.encoder.tokenizer), theta.model.config.vocab_size)
@@ -220,10 +219,10 @@ class _Bench:
     def _chain(self) -> Phases:
         clock = Clock(self.theta.device)
         queries = [query[:-1] for query in self.queries]
-        sequence = read_query(self.theta, self.adapters, queries)
+        sequence = read_query(self.adapters, queries)
         start = [query[-1:] for query in self.queries]
         prefill = clock.lap()
-        decode(self.theta, self.adapters, sequence, start, max_tokens=self._written, adapter=None, may_end=False)
+        decode(self.adapters, sequence, start, max_tokens=self._written, adapter=None, may_end=False)
         chain = clock.lap()
         return {"prefill": prefill, "chain": chain, "total": prefill + chain}
 
@@ -231,12 +230,11 @@ class _Bench:
     def _ccot(self, count: int) -> Phases:
         """Contemplation tokens and the answer; without any, the answer at once."""
         clock = Clock(self.theta.device)
-        sequence, first_BD = encode_query(self.theta, self.adapters, self.queries, layer=self.layer)
+        sequence, first_BD = encode_query(self.adapters, self.queries, layer=self.layer)
         prefill, contemplation = clock.lap(), 0.0
         if count:
             end = _EndAt(count, self.silent)
             tokens = contemplate(
-                self.theta,
                 self.adapters,
                 sequence,
                 first_BD,
@@ -249,7 +247,6 @@ class _Bench:
             contemplation = clock.lap()
         marker = self.theta.encoder.answer_marker
         decode(
-            self.theta,
             self.adapters,
             sequence,
             [marker] * self.batch,

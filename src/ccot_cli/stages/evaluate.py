@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from math import ceil, comb, sqrt
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -17,30 +17,22 @@ from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.errors import UsageError
 from ccot_cli.files import commit, write_json
-from ccot_cli.models.methods.ccot import CcotReasoner
+from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
-from ccot_cli.models.methods.loading import traits_of
-from ccot_cli.models.methods.method import Method, Reasoner, Reply, Seconds, Traits
+from ccot_cli.models.methods.loading import Traits, traits_of
+from ccot_cli.models.methods.method import Method, MethodInfo, Reply, Seconds
+from ccot_cli.names import EVAL
 from ccot_cli.progress import Progress
-from ccot_cli.stages.methods import Entry, Methods, find_methods, own_methods
+from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, own_methods
+from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
 from ccot_cli.stages.validation import ask, is_right
-from ccot_cli.workspace import Artifact, Build, Workspace
-
-STAGE = "eval"
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of n with its Wilson 95 % interval."""
-
-    n: int
-    accuracy: float
-    low: float
-    high: float
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)
-class Row:
+class EvalRow:
     """One method of the table. Seconds are wall-clock per question: a batch's time over its questions."""
 
     method: str
@@ -58,7 +50,7 @@ class Row:
     contemplation_tokens_mean: float
     answer_tokens_mean: float
     truncated_share: float
-    by_steps: dict[str, Share]
+    by_steps: dict[str, Proportion]
     """Accuracy by the number of reasoning steps."""
 
 
@@ -82,7 +74,7 @@ class Pair:
 class EvalResult:
     """The whole table."""
 
-    rows: list[Row]
+    rows: list[EvalRow]
     pairs: list[Pair]
     """Every method against answering at once and against CCoT."""
     traits: dict[str, Traits]
@@ -97,22 +89,6 @@ class EvalResult:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def wilson(num_correct: int, n: int) -> Share:
-    """Share of successes with the Wilson score interval at 95 %."""
-    z = 1.959963984540054
-    share = num_correct / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Share(n, share, max(0.0, centre - half), min(1.0, centre + half))
-
-
-def mcnemar(wins: int, losses: int) -> float:
-    """Chance of a split at least as uneven, were each of these problems as likely won as lost (exact, two-sided)."""
-    n, fewer = wins + losses, min(wins, losses)
-    tail: int = sum(comb(n, count) for count in range(fewer + 1))
-    return min(1.0, float(2 * tail / 2**n))
 
 
 def run(
@@ -141,7 +117,7 @@ def run(
     for error in methods.unusable.values():
         progress.say(f"left out: {error.message}; {error.fix}")
     problems = problems_to_ask(methods, settings, settings.eval.limit, progress)
-    entries = methods.entries(names, ratios)
+    loadable = methods.choose(names, ratios)
     if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
         raise UsageError(
             f"{len(problems):,} questions in batches of {settings.eval.batch_size} leave one alone, which has no"
@@ -150,14 +126,14 @@ def run(
         )
 
     def compare() -> tuple[EvalResult, list[dict[str, Any]]]:
-        return _compare(methods, entries, problems, settings, has_controls=has_controls, progress=progress)
+        return _compare(methods, loadable, problems, settings, has_controls=has_controls, progress=progress)
 
     if workspace is None or not saves:
         return compare()[0]
-    inputs = _inputs(workspace, entries)
-    config = stage_config(settings, STAGE)
+    inputs = _inputs(workspace, loadable)
+    spec = ArtifactSpec(EVAL, _new_key(workspace), stage_config(settings, EVAL), inputs, tuple(overrides))
     # What cannot be written is not measured first.
-    with workspace.building(STAGE, _new_key(workspace), config=config, inputs=inputs, overrides=overrides) as build:
+    with workspace.building(spec) as build:
         try:
             result, predictions = compare()
         except BaseException:
@@ -186,7 +162,7 @@ def problems_to_ask(methods: Methods, settings: Settings, limit: int | None, pro
 
 def _compare(
     methods: Methods,
-    entries: Sequence[Entry],
+    loadable: Sequence[LoadableMethod],
     problems: list[Problem],
     settings: Settings,
     *,
@@ -195,12 +171,12 @@ def _compare(
 ) -> tuple[EvalResult, list[dict[str, Any]]]:
     """Measure every method, one after the other; with every prediction."""
     rows, predictions, marks = [], [], []
-    for reasoner in _reasoners(entries, has_controls):
-        measured = measure(reasoner, problems, settings.eval.batch_size, progress)
+    for method in _loaded(loadable, has_controls):
+        measured = measure(method, problems, settings.eval.batch_size, progress)
         marks.append(measured.marks)
         rows.append(measured.row)
         answered = zip(problems, measured.replies, measured.marks, strict=True)
-        predictions += [_prediction(reasoner, *each) for each in answered]
+        predictions += [_prediction(method, *each) for each in answered]
     result = EvalResult(
         rows=rows,
         pairs=_pairs(rows, marks),
@@ -218,37 +194,35 @@ def _compare(
 class Measured(NamedTuple):
     """What one method came to."""
 
-    row: Row
+    row: EvalRow
     replies: list[Reply]
     marks: list[bool]
     """Which of them are right."""
 
 
-def measure(reasoner: Reasoner, problems: list[Problem], batch_size: int, progress: Progress) -> Measured:
+def measure(method: Method, problems: list[Problem], batch_size: int, progress: Progress) -> Measured:
     """Ask one method everything, in batches as the problems come."""
-    for _ in ask(reasoner, problems[:batch_size], batch_size, "warm-up", Progress()):  # not timed
+    for _ in ask(method, problems[:batch_size], batch_size, "warm-up", Progress()):  # not timed
         pass
     replies: list[Reply] = []
     seconds: list[tuple[int, Seconds]] = []
-    for batch, replied, spent in ask(
-        reasoner, problems, batch_size, f"{reasoner.name} r = {reasoner.ratio:f}", progress
-    ):
+    for batch, replied, spent in ask(method, problems, batch_size, f"{method.name} r = {method.ratio:f}", progress):
         replies += replied
         seconds.append((len(batch), spent))
     marks = list(map(is_right, problems, replies))
-    return Measured(_row(reasoner, problems, replies, seconds, marks), replies, marks)
+    return Measured(_row(method, problems, replies, seconds, marks), replies, marks)
 
 
-def _reasoners(entries: Sequence[Entry], has_controls: bool) -> Iterator[Reasoner]:
+def _loaded(loadable: Sequence[LoadableMethod], has_controls: bool) -> Iterator[Method]:
     """Every method that is asked for, loaded when its turn comes."""
-    for entry in entries:
-        reasoner = entry.load()
-        yield reasoner
-        if has_controls and isinstance(reasoner, CcotReasoner):
-            yield from (replace(reasoner, control=control) for control in CONTROLS)
+    for each in loadable:
+        method = each.load()
+        yield method
+        if has_controls and isinstance(method, CcotMethod):
+            yield from (replace(method, control=control) for control in CONTROLS)
 
 
-def _pairs(rows: list[Row], marks: list[list[bool]]) -> list[Pair]:
+def _pairs(rows: list[EvalRow], marks: list[list[bool]]) -> list[Pair]:
     """Every method against answering at once; and against CCoT, where it has the same ratio or one of its own."""
     pairs = []
     for other in range(len(rows)):
@@ -261,19 +235,19 @@ def _pairs(rows: list[Row], marks: list[list[bool]]) -> list[Pair]:
     return pairs
 
 
-def _pair(row: Row, than: Row, marks: list[bool], others: list[bool]) -> Pair:
+def _pair(row: EvalRow, than: EvalRow, marks: list[bool], others: list[bool]) -> Pair:
     wins = sum(mark and not other for mark, other in zip(marks, others, strict=True))
     losses = sum(other and not mark for mark, other in zip(marks, others, strict=True))
     return Pair(row.method, row.ratio, than.method, than.ratio, wins, losses, mcnemar(wins, losses))
 
 
 def _row(
-    reasoner: Reasoner,
+    method: Method,
     problems: list[Problem],
     replies: list[Reply],
     seconds: list[tuple[int, Seconds]],
     marks: list[bool],
-) -> Row:
+) -> EvalRow:
     n = len(problems)
     overall = wilson(sum(marks), n)
     per_question = sorted(spent.total / count for count, spent in seconds for _ in range(count))
@@ -283,9 +257,9 @@ def _row(
         for step in steps
         if (chosen := [mark for mark, problem in zip(marks, problems, strict=True) if problem.num_steps == step])
     }
-    return Row(
-        method=reasoner.name,
-        ratio=float(reasoner.ratio),
+    return EvalRow(
+        method=method.name,
+        ratio=float(method.ratio),
         n=n,
         accuracy=overall.accuracy,
         low=overall.low,
@@ -303,10 +277,10 @@ def _row(
     )
 
 
-def _prediction(reasoner: Reasoner, problem: Problem, reply: Reply, is_correct: bool) -> dict[str, Any]:
+def _prediction(method: Method, problem: Problem, reply: Reply, is_correct: bool) -> dict[str, Any]:
     return {
-        "method": reasoner.name,
-        "ratio": float(reasoner.ratio),
+        "method": method.name,
+        "ratio": float(method.ratio),
         "id": problem.id,
         "num_steps": problem.num_steps,
         "reference": problem.answer,
@@ -315,9 +289,9 @@ def _prediction(reasoner: Reasoner, problem: Problem, reply: Reply, is_correct: 
     }
 
 
-def _inputs(workspace: Workspace, entries: Sequence[Entry]) -> dict[str, str]:
+def _inputs(workspace: Workspace, loadable: Sequence[LoadableMethod]) -> dict[str, str]:
     """Fingerprints of what was trained and is evaluated."""
-    evaluated = {(entry.name, float(entry.ratio)) for entry in entries}
+    evaluated = {(each.name, float(each.ratio)) for each in loadable}
     return {each.name: each.fingerprint for each in own_methods(workspace)[0] if _method_of(each) in evaluated}
 
 
@@ -333,14 +307,14 @@ def _save(build: Build, result: EvalResult, predictions: list[dict[str, Any]]) -
 
 
 def _method_of(artifact: Artifact) -> tuple[str, float]:
-    method = Method.load(artifact.folder)
-    return method.name, float(method.ratio)
+    info = MethodInfo.load(artifact.folder)
+    return info.name, float(info.ratio)
 
 
 def _new_key(workspace: Workspace) -> str:
     """Today's date and the first number that is free."""
     today = datetime.now(UTC).date().isoformat()
     number = 1
-    while workspace.folder(STAGE, f"{today}-{number}").exists():
+    while workspace.folder(EVAL, f"{today}-{number}").exists():
         number += 1
     return f"{today}-{number}"

@@ -12,12 +12,14 @@ from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER, Theta, load_theta
-from ccot_cli.models.methods.loading import BASELINES, load_reasoner
-from ccot_cli.models.methods.method import ChainReasoner, Method, Reasoner
+from ccot_cli.models.methods.chain import ChainMethod
+from ccot_cli.models.methods.loading import METHODS, load_method, own_ratio
+from ccot_cli.models.methods.method import Method, MethodInfo
 from ccot_cli.models.methods.prompting import prompted
-from ccot_cli.names import EMBEDDED, PromptingName, ratio_name
-from ccot_cli.stages import precompute, score, train_baseline, train_psi
-from ccot_cli.workspace import Artifact, Workspace
+from ccot_cli.names import EMBEDDED, PRECOMPUTE, TRAIN_BASELINE, TRAIN_PSI, PromptingName, ratio_name
+from ccot_cli.stages.inputs import load_matching_theta
+from ccot_cli.workspace.artifact import Artifact
+from ccot_cli.workspace.workspace import Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
 CCOT, ALL = "ccot", "all"
@@ -26,15 +28,15 @@ USUAL_RATIO = Decimal("0.1")
 PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
 
 
-class Entry(NamedTuple):
+class LoadableMethod(NamedTuple):
     """A method that can be evaluated."""
 
     ratio: Decimal
     name: str
-    load: Callable[[], Reasoner]
+    load: Callable[[], Method]
 
 
-def _place(entry: Entry) -> tuple[Decimal, bool]:
+def _place(entry: LoadableMethod) -> tuple[Decimal, bool]:
     """Sorts by falling compression, CCoT first at its ratios."""
     return entry.ratio, entry.name != CCOT
 
@@ -73,7 +75,7 @@ class Methods:
         """What can be asked for; r = 1 always can, θ itself writes the chain where no adapter was trained for it."""
         return sorted({*self.folders, Decimal(1), *([Decimal(0)] if "direct" in self.baselines else [])})
 
-    def entries(self, names: Sequence[str] = (), ratios: Sequence[Decimal] = ()) -> list[Entry]:
+    def choose(self, names: Sequence[str] = (), ratios: Sequence[Decimal] = ()) -> list[LoadableMethod]:
         """What to evaluate, by falling compression.
 
         Args:
@@ -85,8 +87,8 @@ class Methods:
             MissingError: where one that was asked for was not trained.
         """
         for name in names:
-            if name not in (ALL, CCOT, *BASELINES, *PROMPTING):
-                known = ", ".join((CCOT, *BASELINES, *PROMPTING))
+            if name not in (ALL, *METHODS, *PROMPTING):
+                known = ", ".join((*METHODS, *PROMPTING))
                 raise UsageError(f"there is no method {name!r}", fix=f"{ALL}, or some of {known}")
         is_all = ALL in names
         entries = sorted(self._entries(PROMPTING if is_all else names), key=_place)
@@ -98,7 +100,7 @@ class Methods:
             for each in entries
             if (not names or is_all or each.name in names)
             # A ratio chooses among those of a method; one that was named and has its own is meant nonetheless.
-            and (not ratios or each.ratio in ratios or (each.name in names and _has_own_ratio(each.name)))
+            and (not ratios or each.ratio in ratios or (each.name in names and own_ratio(each.name) is not None))
         ]
         for name in names if not is_all else ():
             if all(each.name != name for each in chosen):
@@ -114,19 +116,19 @@ class Methods:
                 )
         return chosen
 
-    def _entries(self, names: Sequence[str]) -> Iterator[Entry]:
+    def _entries(self, names: Sequence[str]) -> Iterator[LoadableMethod]:
         for ratio in self.folders:
-            yield Entry(ratio, CCOT, partial(self.load, ratio))
+            yield LoadableMethod(ratio, CCOT, partial(self.load, ratio))
         for folder in self.baselines.values():
-            method = Method.load(folder)
-            yield Entry(Decimal(method.ratio), method.name, partial(self.load_folder, folder))
+            method = MethodInfo.load(folder)
+            yield LoadableMethod(Decimal(method.ratio), method.name, partial(self.load_folder, folder))
         if "cot" not in self.baselines:
-            yield Entry(Decimal(1), "cot", self._chain)
+            yield LoadableMethod(Decimal(1), "cot", self._chain)
         for name in PROMPTING:
             if name in names:
-                yield Entry(Decimal(1), name, partial(self._prompted, name))
+                yield LoadableMethod(Decimal(1), name, partial(self._prompted, name))
 
-    def load(self, ratio: Decimal) -> Reasoner:
+    def load(self, ratio: Decimal) -> Method:
         """CCoT at that ratio; at 0 and 1, answering at once and writing the chain.
 
         Raises:
@@ -141,7 +143,7 @@ class Methods:
             raise self._missing(ratio)
         return self.load_folder(self.folders[ratio])
 
-    def named(self, name: str, ratio: Decimal | None) -> Reasoner:
+    def named(self, name: str, ratio: Decimal | None) -> Method:
         """A method by its name; one that has a ratio of its own does not read the other.
 
         Args:
@@ -158,8 +160,8 @@ class Methods:
             return self.load(ratio)
         if name == ALL:
             raise UsageError("one method answers a question", fix=f"--method {CCOT}, or another's name")
-        entries = self.entries((name,))
-        fitting = [entry for entry in entries if _has_own_ratio(name) or entry.ratio == ratio]
+        entries = self.choose((name,))
+        fitting = [entry for entry in entries if own_ratio(name) is not None or entry.ratio == ratio]
         if not fitting:
             there = ", ".join(f"{entry.ratio:f}" for entry in entries)
             raise MissingError(
@@ -168,16 +170,16 @@ class Methods:
             )
         return fitting[0].load()
 
-    def load_folder(self, folder: Path) -> Reasoner:
+    def load_folder(self, folder: Path) -> Method:
         """The method that was trained into it."""
-        reasoner = load_reasoner(self.theta, self._adapters, folder, decoding=self.settings.decoding)
+        method = load_method(self._adapters, folder, self.settings.decoding)
         self._adapters.prepare()
-        return reasoner
+        return method
 
-    def _chain(self) -> ChainReasoner:
-        return ChainReasoner(self.theta, self._adapters, self.settings.decoding.max_chain_tokens)
+    def _chain(self) -> ChainMethod:
+        return ChainMethod(self._adapters, self.settings.decoding.max_chain_tokens)
 
-    def _prompted(self, name: PromptingName) -> Reasoner:
+    def _prompted(self, name: PromptingName) -> Method:
         return prompted(self._chain(), name, self._shots() if name == "few-shot" else ())
 
     def _shots(self) -> list[Problem]:
@@ -199,8 +201,9 @@ class Methods:
         )
 
 
-def _has_own_ratio(name: str) -> bool:
-    return name in PROMPTING or (name != CCOT and train_baseline.own_ratio(name) is not None)
+def baseline_key(method: str, ratio: Decimal) -> str:
+    """Name a baseline's artifact: `direct`, or `pause-r0.10` if the method comes in ratios."""
+    return f"{method}-{ratio_name(ratio)}" if own_ratio(method) is None else method
 
 
 def own_methods(workspace: Workspace) -> tuple[list[Artifact], dict[str, CcotError]]:
@@ -209,7 +212,7 @@ def own_methods(workspace: Workspace) -> tuple[list[Artifact], dict[str, CcotErr
     A sweep's variants are measured there.
     """
     usable, unusable = [], {}
-    for stage in (train_psi.STAGE, train_baseline.STAGE):
+    for stage in (TRAIN_PSI, TRAIN_BASELINE):
         for key in filter(None, workspace.finished(stage)):
             try:
                 found = workspace.artifact(stage, key)
@@ -222,10 +225,10 @@ def own_methods(workspace: Workspace) -> tuple[list[Artifact], dict[str, CcotErr
 
 def _is_own(artifact: Artifact) -> bool:
     """Whether its key is that of the workspace's own settings."""
-    manifest, ratio = artifact.manifest, Decimal(artifact.manifest.summary["ratio"])
-    if manifest.stage == train_psi.STAGE:
+    manifest, ratio = artifact.manifest, Decimal(str(artifact.manifest.summary["ratio"]))
+    if manifest.stage == TRAIN_PSI:
         return manifest.key == ratio_name(ratio)
-    return manifest.key == train_baseline.key_of(manifest.summary["method"], ratio)
+    return manifest.key == baseline_key(manifest.summary["method"], ratio)
 
 
 def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_none: bool = False) -> Methods:
@@ -238,20 +241,20 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
         MissingError: where the workspace has no trained method yet.
     """
     if workspace is None:
-        shipped = {path: Method.load(path) for path in sorted(METHODS_FOLDER.iterdir()) if path.is_dir()}
+        shipped = {path: MethodInfo.load(path) for path in sorted(METHODS_FOLDER.iterdir()) if path.is_dir()}
         folders = {Decimal(method.ratio): path for path, method in shipped.items() if method.name == CCOT}
         baselines = {path.name: path for path, method in shipped.items() if method.name != CCOT}
         return Methods(load_theta(settings.model), folders, settings, settings.data, baselines=baselines)
     # Its manifest says which model and data; the hidden states have served.
-    source = workspace.artifact(precompute.STAGE) or workspace.require(precompute.STAGE)
+    source = workspace.artifact(PRECOMPUTE) or workspace.require(PRECOMPUTE)
     own, unusable = own_methods(workspace)
     if not own and not may_have_none:
-        workspace.require(train_psi.STAGE, ratio_name(settings.ratios[-1]))
+        workspace.require(TRAIN_PSI, ratio_name(settings.ratios[-1]))
     folders = {
-        Decimal(each.manifest.summary["ratio"]): each.folder for each in own if each.manifest.stage == train_psi.STAGE
+        Decimal(str(each.manifest.summary["ratio"])): each.folder for each in own if each.manifest.stage == TRAIN_PSI
     }
-    theta = score.load_matching_theta(settings, source)
+    theta = load_matching_theta(settings, source)
     tested = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
     data = DataConfig(**source.manifest.config["data"], **tested)
-    baselines = {str(each.manifest.key): each.folder for each in own if each.manifest.stage == train_baseline.STAGE}
+    baselines = {str(each.manifest.key): each.folder for each in own if each.manifest.stage == TRAIN_BASELINE}
     return Methods(theta, folders, settings, data, workspace, baselines, unusable)

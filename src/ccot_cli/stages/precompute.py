@@ -10,18 +10,19 @@ from pathlib import Path
 import torch
 
 from ccot_cli.config import Settings, stage_config
-from ccot_cli.data.problems import Problem, load_training
+from ccot_cli.data.problems import load_training
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, shard_paths, shards_of_other_width, stored_numbers
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
 from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, solution_ids
+from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
-from ccot_cli.workspace import Artifact, Build, Workspace
-
-STAGE = "precompute"
-PROBLEMS_FILE = "problems.jsonl"
+from ccot_cli.stages.inputs import PROBLEMS_FILE, StoredProblem
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,6 @@ class PrecomputeResult:
     num_shards: int
     seconds: float
     was_ready: bool = False
-
-
-@dataclass(frozen=True)
-class StoredProblem:
-    """A problem of problems.jsonl."""
-
-    problem: Problem
-    is_validation: bool
 
 
 def run(
@@ -65,24 +58,24 @@ def run(
     Raises:
         ResourceError: where the plan does not fit the disk.
     """
-    if not dry_run and workspace.artifact(STAGE) is None:
+    if not dry_run and workspace.artifact(PRECOMPUTE) is None:
         workspace.refuse_while_busy()
     theta = load_theta(settings.model)
     stored, encoded = _load(theta, settings, progress)
     plan = _plan(theta, settings, stored, encoded)
-    config = stage_config(settings, STAGE)
     inputs = {"model": theta.fingerprint(), "problems": _digest(stored)}
+    spec = ArtifactSpec(PRECOMPUTE, None, stage_config(settings, PRECOMPUTE), inputs, tuple(overrides))
     if dry_run:
         # What would be replaced matters to those who write.
-        found = workspace.matching(STAGE, None, config, inputs)
+        found = workspace.matching(spec)
         return _with_ready(plan, found) if found and found.is_whole() else plan
-    if ready := workspace.ready(STAGE, None, config=config, inputs=inputs, overrides=overrides):
+    if ready := workspace.ready(spec):
         return _with_ready(plan, ready)
     if not force:
         _refuse_what_does_not_fit(workspace, theta, settings, plan)
     progress.say(f"about {human_bytes(plan.num_bytes)} of hidden states")
     started = time.perf_counter()
-    with workspace.building(STAGE, None, config=config, inputs=inputs, overrides=overrides) as build:
+    with workspace.building(spec) as build:
         _write_problems(build.folder, stored)
         _write_states(build, theta, settings, encoded, plan, progress)
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
@@ -216,14 +209,3 @@ def _write_problems(folder: Path, stored: list[StoredProblem]) -> None:
 def _with_ready(plan: PrecomputeResult, ready: Artifact) -> PrecomputeResult:
     known = {name: ready.manifest.summary[name] for name in asdict(plan) if name in ready.manifest.summary}
     return PrecomputeResult(**{**known, "was_ready": True})
-
-
-def read_problems(artifact: Artifact) -> list[StoredProblem]:
-    """The problems that an artifact of this stage holds, in order."""
-    items = []
-    # Not `splitlines`: a problem may hold other characters that end a line, such as U+2028.
-    for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
-        fields = json.loads(line)
-        is_validation = fields.pop("is_validation")
-        items.append(StoredProblem(Problem(**fields), is_validation))
-    return items

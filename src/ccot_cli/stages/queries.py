@@ -12,7 +12,8 @@ from ccot_cli.files import commit, free_bytes
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.training.queries import FreshQueries, KeptQueries, Queries, fill_queries, num_bytes
 from ccot_cli.progress import Progress
-from ccot_cli.workspace import Artifact, Workspace
+from ccot_cli.workspace.artifact import Artifact
+from ccot_cli.workspace.workspace import Workspace
 
 MOST_BYTES = 32 * 10**9
 SHARE_OF_DISK = 0.5
@@ -41,13 +42,13 @@ def open_queries(
     needed = num_bytes(theta, queries)
     if not (path.exists() and path.stat().st_size == needed):
         if needed > min(MOST_BYTES, SHARE_OF_DISK * free_bytes(folder)):
-            return FreshQueries(theta, adapters, queries, layer, rounds=True)
+            return FreshQueries(adapters, queries, layer, rounds=True)
         folder.mkdir(exist_ok=True)
         for old in folder.glob("queries-*"):
             if not old.name.startswith(made_from):
                 old.unlink()
         with commit(path) as part, progress.task("queries under θ", total=len(queries), unit="problems") as advance:
-            for count in fill_queries(theta, adapters, queries, part, batch_tokens=BATCH_TOKENS):
+            for count in fill_queries(adapters, queries, part, batch_tokens=BATCH_TOKENS):
                 advance(count)
     return KeptQueries(theta, queries, layer, path)
 

@@ -2,28 +2,27 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from itertools import chain
-from pathlib import Path
 
 import torch
 
-from ccot_cli.config import ModelConfig, Settings, stage_config
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
-from ccot_cli.errors import CorruptError
 from ccot_cli.files import check_space
-from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states
-from ccot_cli.names import ratio_name
+from ccot_cli.names import PRECOMPUTE, SCORE, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages import precompute
+from ccot_cli.stages.inputs import load_matching_theta, read_problems, ready_result
+from ccot_cli.stages.precompute import make_record
 from ccot_cli.stages.selectors import all_positions, fit_selector
 from ccot_cli.tensors.select import even, num_kept, overlap
-from ccot_cli.workspace import Artifact, Workspace, has_moved
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.workspace.workspace import Workspace
 
-STAGE = "score"
 SHARD_BYTES = 256 * 10**6
 NUM_EXAMPLES = 3
 
@@ -32,7 +31,7 @@ NUM_EXAMPLES = 3
 class ScoreResult:
     """What was selected for one ratio."""
 
-    ratio: str
+    ratio: float
     selector: str
     num_problems: int
     mean_kept: float
@@ -65,19 +64,17 @@ def run(
     Raises:
         MissingError: where `precompute` has not run.
     """
-    source = workspace.require(precompute.STAGE)
-    key = ratio_name(ratio) + variant
-    config = stage_config(settings, STAGE)
-    inputs = {precompute.STAGE: source.manifest.fingerprint}
-    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
-        return ScoreResult(**{**ready.manifest.summary, "was_ready": True})
-    workspace.refuse_while_busy()
+    source = workspace.require(PRECOMPUTE)
+    inputs = {PRECOMPUTE: source.fingerprint}
+    spec = ArtifactSpec(SCORE, ratio_name(ratio) + variant, stage_config(settings, SCORE), inputs, tuple(overrides))
+    if ready := ready_result(workspace, spec, ScoreResult):
+        return ready
     theta = load_matching_theta(settings, source)
-    problems = theta.encoder.problems([item.problem for item in precompute.read_problems(source)])
+    problems = theta.encoder.problems([item.problem for item in read_problems(source)])
     num_train = source.manifest.summary["num_train"]
     check_space(workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio")
-    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
-        alike = (workspace.matching(STAGE, other, config, inputs) for other in workspace.finished(STAGE))
+    with workspace.building(spec) as build:
+        alike = (workspace.matching(replace(spec, key=other)) for other in workspace.finished(SCORE))
         fitted = chain([build.folder], (artifact.folder for artifact in alike if artifact))
         selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)
         selector.save(build.folder)
@@ -92,7 +89,7 @@ def run(
                 writer.add(record)
                 advance()
         result = ScoreResult(
-            ratio=f"{ratio:f}",
+            ratio=float(ratio),
             selector=settings.score.selector,
             num_problems=len(problems),
             mean_kept=sum(map(len, kept)) / len(kept),
@@ -110,24 +107,6 @@ def _num_bytes(theta: Theta, problems: list[EncodedProblem], ratio: Decimal) -> 
     rows = sum(1 + num_kept(ratio, len(problem.chain)) for problem in problems)
     width: int = theta.model.config.hidden_size
     return rows * (theta.num_layers + 1) * width * STORED_DTYPE.itemsize
-
-
-def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
-    """The model that `precompute` ran, on the device of the settings.
-
-    Raises:
-        CorruptError: where the weights, the tokenizer or the template under its name are no longer those.
-    """
-    made, name = source.manifest.config["model"], settings.model.name
-    if has_moved(made["name"], name) and Path(name).exists() and not Path(made["name"]).exists():
-        made = {**made, "name": name}
-    theta = load_theta(ModelConfig(**made, device=settings.model.device, offload=settings.model.offload))
-    if theta.fingerprint() != source.manifest.inputs["model"]:
-        raise CorruptError(
-            f"{theta.name} has changed since {source.folder} was made from it",
-            fix="put the model back, or run 'ccot precompute' again",
-        )
-    return theta
 
 
 def _overlap_with_even(problem: EncodedProblem, positions: list[int]) -> float:
@@ -153,7 +132,7 @@ def _records(theta: Theta, source: Artifact, problems: list[EncodedProblem], kep
         dtype=STORED_DTYPE,
     )
     for number, states_JID in states:
-        yield precompute.make_record(number, problems[number], states_JID).rows(chosen[number])
+        yield make_record(number, problems[number], states_JID).rows(chosen[number])
 
 
 def _kind(text: str) -> str:

@@ -11,10 +11,11 @@ from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.scorer import Scorer, ScorerTraining
+from ccot_cli.models.selection.scorer import Scorer
 from ccot_cli.models.selection.selector import Selector, predictive
+from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.progress import Progress
-from ccot_cli.workspace import Artifact
+from ccot_cli.workspace.artifact import Artifact
 
 
 def fit_selector(
@@ -67,24 +68,12 @@ def _known_scorer(theta: Theta, fitted: Iterable[Path]) -> Scorer | None:
 def _train_scorer(
     theta: Theta, train: list[EncodedProblem], layer: int, settings: Settings, progress: Progress
 ) -> Scorer:
-    theta.require_whole("training the scorer", instead="--selector predictive, or ")
+    theta.require_resident("training the scorer", instead="--selector predictive, or ")
     chosen, decoder = settings.score, settings.train_psi
     adapters = Adapters(theta)
     adapters.add(PSI, rank=decoder.lora_rank, alpha=decoder.lora_alpha, seed=chosen.seed)
     scorer = Scorer(theta, chosen.scorer, chosen.seed)
-    training = ScorerTraining(
-        theta,
-        adapters,
-        scorer,
-        train,
-        layer=layer,
-        num_steps=chosen.scorer_steps,
-        batch_size=decoder.batch_size,
-        learning_rate=decoder.learning_rate,
-        optimiser=decoder.optimiser,
-        seed=chosen.seed,
-        micro_batch_size=decoder.micro_batch_size,
-    )
+    training = ScorerTraining(adapters, scorer, train, layer, chosen, decoder)
     with progress.task(f"{chosen.scorer} scorer", total=chosen.scorer_steps, unit="steps") as advance:
         for loss in training.steps():
             advance(1, loss=f"{loss:.4f}")

@@ -9,19 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import product
-from math import hypot
 from typing import Any, NamedTuple
 
 from ccot_cli.config import Settings, override
 from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
-from ccot_cli.models.methods.loading import BASELINES
-from ccot_cli.names import STAGES, ratio_name
+from ccot_cli.models.methods.loading import own_ratio
+from ccot_cli.models.training.recipes.registry import RECIPES
+from ccot_cli.names import SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_baseline, train_phi, train_psi
-from ccot_cli.stages.evaluate import measure, problems_to_ask, wilson
-from ccot_cli.stages.methods import CCOT, Methods, find_methods
-from ccot_cli.workspace import Workspace
+from ccot_cli.stages.evaluate import measure, problems_to_ask
+from ccot_cli.stages.methods import CCOT, Methods, baseline_key, find_methods
+from ccot_cli.stages.statistics import interval
+from ccot_cli.workspace.workspace import Workspace
 
 
 class Dimension(NamedTuple):
@@ -35,13 +36,13 @@ class Dimension(NamedTuple):
 
 
 DIMENSIONS = {
-    "layer": Dimension(("train_phi.autoregressive_layer",), "l", train_phi.STAGE),
-    "selector": Dimension(("score.selector",), "", score.STAGE),
-    "schedule": Dimension(("train_phi.schedule",), "", train_phi.STAGE),
-    "unfreeze": Dimension(("train_psi.unfreeze",), "unfreeze-", train_psi.STAGE),
-    "ends": Dimension(("train_psi.ends",), "", train_psi.STAGE),
-    "epochs": Dimension(("train_psi.epochs",), "e", train_psi.STAGE),
-    "seed": Dimension(("score.seed", "train_phi.seed", "train_psi.seed"), "s", score.STAGE),
+    "layer": Dimension(("train_phi.autoregressive_layer",), "l", TRAIN_PHI),
+    "selector": Dimension(("score.selector",), "", SCORE),
+    "schedule": Dimension(("train_phi.schedule",), "", TRAIN_PHI),
+    "unfreeze": Dimension(("train_psi.unfreeze",), "unfreeze-", TRAIN_PSI),
+    "ends": Dimension(("train_psi.ends",), "", TRAIN_PSI),
+    "epochs": Dimension(("train_psi.epochs",), "e", TRAIN_PSI),
+    "seed": Dimension(("score.seed", "train_phi.seed", "train_psi.seed"), "s", SCORE),
 }
 
 
@@ -64,7 +65,7 @@ class Cell:
     @property
     def stage(self) -> str:
         """The stage whose artifact answers."""
-        return train_psi.STAGE if self.method == CCOT else train_baseline.STAGE
+        return TRAIN_PSI if self.method == CCOT else TRAIN_BASELINE
 
     def variant(self, stage: str) -> str:
         """The end of a stage's key, from what matters up to there; empty for the workspace's own settings."""
@@ -72,13 +73,13 @@ class Cell:
         return "".join(f"-{DIMENSIONS[name].prefix}{self.chosen[name]}" for name in named)
 
     def key(self, stage: str) -> str:
-        is_baseline = stage == train_baseline.STAGE
-        start = train_baseline.key_of(self.method, self.ratio) if is_baseline else ratio_name(self.ratio)
+        is_baseline = stage == TRAIN_BASELINE
+        start = baseline_key(self.method, self.ratio) if is_baseline else ratio_name(self.ratio)
         return start + self.variant(stage)
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """Cells that differ in nothing but the seed."""
 
     method: str
@@ -127,19 +128,6 @@ class _Result:
     seconds: float | None = None
 
 
-# The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
-def student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; from 10 degrees of freedom on by its expansion, right to 3 digits."""
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    z = 1.959964
-    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return float(sum(term / freedom**power for power, term in enumerate(terms)))
-
-
 def cells(
     settings: Settings, ratios: Sequence[Decimal], grid: Mapping[str, Sequence[Any]], methods: Sequence[str] = (CCOT,)
 ) -> Iterator[Cell]:
@@ -153,7 +141,7 @@ def cells(
     seen = set()
     for method, ratio in product(methods, ratios):
         values = [grid.get(name) or [own[name]] if _has(method, name) else [own[name]] for name in DIMENSIONS]
-        fixed = None if method == CCOT else train_baseline.own_ratio(method)
+        fixed = None if method == CCOT else own_ratio(method)
         for choice in product(*values):
             chosen = dict(zip(DIMENSIONS, choice, strict=True))
             differing = tuple(name for name in DIMENSIONS if chosen[name] != own[name])
@@ -167,7 +155,7 @@ def _has(method: str, dimension: str) -> bool:
     """Whether a dimension matters to a method: to a baseline, epochs, seeds, and what it reads of the gold states."""
     if method == CCOT or dimension in ("epochs", "seed"):
         return True
-    return dimension == "selector" and BASELINES[method].reads_gold
+    return dimension == "selector" and RECIPES[method].reads_gold
 
 
 def _get(settings: Settings, dotted: str) -> Any:
@@ -185,7 +173,7 @@ def run(
     num_test: int | None = None,
     overrides: Sequence[str] = (),
     progress: Progress,
-) -> list[Row]:
+) -> list[SweepRow]:
     """Run what is not ready of every cell, and return the table.
 
     Args:
@@ -224,15 +212,15 @@ def _train(
     """The stages of one cell; what differs later on only is made once for all cells."""
     changed = override(settings, cell.changes)
     shared: dict[str, Any] = {"overrides": (*overrides, *cell.changes), "progress": progress}
-    selected, generator, variant = cell.key(score.STAGE), cell.key(train_phi.STAGE), cell.variant
-    if cell.method == CCOT or BASELINES[cell.method].reads_gold:
-        score.run(workspace, changed, cell.ratio, variant=variant(score.STAGE), **shared)
+    selected, generator, variant = cell.key(SCORE), cell.key(TRAIN_PHI), cell.variant
+    if cell.method == CCOT or RECIPES[cell.method].reads_gold:
+        score.run(workspace, changed, cell.ratio, variant=variant(SCORE), **shared)
     if cell.method != CCOT:
-        end = variant(train_baseline.STAGE)
+        end = variant(TRAIN_BASELINE)
         made = train_baseline.run(workspace, changed, cell.method, cell.ratio, variant=end, selected=selected, **shared)
         return _Result(made.num_steps, made.validation_accuracy, made.mean_tokens, made.num_validation, {})
-    phi = train_phi.run(workspace, changed, cell.ratio, variant=variant(train_phi.STAGE), selected=selected, **shared)
-    psi = train_psi.run(workspace, changed, cell.ratio, variant=variant(train_psi.STAGE), generator=generator, **shared)
+    phi = train_phi.run(workspace, changed, cell.ratio, variant=variant(TRAIN_PHI), selected=selected, **shared)
+    psi = train_psi.run(workspace, changed, cell.ratio, variant=variant(TRAIN_PSI), generator=generator, **shared)
     figures = {
         "end_accuracy": psi.end["accuracy"],
         "rollout_error": statistics.fmean(phi.report["losses"]),
@@ -245,13 +233,13 @@ def _test(
     workspace: Workspace, found: Methods, cell: Cell, result: _Result, tests: list[Problem], progress: Progress
 ) -> _Result:
     """The same cell on test problems."""
-    reasoner = found.load_folder(workspace.require(cell.stage, cell.key(cell.stage)).folder)
-    row = measure(reasoner, tests, found.settings.eval.batch_size, progress).row
+    method = found.load_folder(workspace.require(cell.stage, cell.key(cell.stage)).folder)
+    row = measure(method, tests, found.settings.eval.batch_size, progress).row
     tokens, seconds = row.contemplation_tokens_mean, row.seconds_mean
     return replace(result, accuracy=row.accuracy, mean_tokens=tokens, n=row.n, seconds=seconds)
 
 
-def _rows(results: list[tuple[Cell, _Result]], split: str) -> Iterator[Row]:
+def _rows(results: list[tuple[Cell, _Result]], split: str) -> Iterator[SweepRow]:
     groups: dict[tuple[Any, ...], list[tuple[Cell, _Result]]] = {}
     for cell, result in results:
         same = (cell.method, cell.ratio, *(value for name, value in cell.chosen.items() if name != "seed"))
@@ -264,7 +252,7 @@ def _rows(results: list[tuple[Cell, _Result]], split: str) -> Iterator[Row]:
         figures: dict[str, Any] = {
             name: statistics.fmean(each.figures[name] for each in every) for name in every[0].figures
         }
-        yield Row(
+        yield SweepRow(
             method=cell.method,
             ratio=float(cell.ratio),
             **{name: value for name, value in cell.chosen.items() if name != "seed"},
@@ -280,16 +268,3 @@ def _rows(results: list[tuple[Cell, _Result]], split: str) -> Iterator[Row]:
             seconds=statistics.median(seconds) if seconds else None,
             **figures,
         )
-
-
-def interval(accuracies: list[float], num_problems: int) -> tuple[float, float]:
-    """95 %: over problems (Wilson) and, where there are several, over seeds (Student's t).
-
-    All seeds answer the same problems, so that these are one sample however many seeds there are.
-    """
-    mean = statistics.fmean(accuracies)
-    share = wilson(round(mean * num_problems), num_problems)
-    half = 0.0
-    if len(accuracies) > 1:
-        half = student(len(accuracies) - 1) * statistics.stdev(accuracies) / len(accuracies) ** 0.5
-    return max(0.0, mean - hypot(half, mean - share.low)), min(1.0, mean + hypot(half, share.high - mean))

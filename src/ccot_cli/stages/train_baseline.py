@@ -8,19 +8,20 @@ from typing import Any
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.methods.loading import BASELINES
-from ccot_cli.models.methods.method import Method
+from ccot_cli.models.methods.loading import own_ratio
+from ccot_cli.models.methods.method import MethodInfo
 from ccot_cli.models.selection.selector import Selector
-from ccot_cli.models.training.recipes.base import Course
-from ccot_cli.names import ratio_name
+from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
+from ccot_cli.models.training.recipes.base import RecipeSetup
+from ccot_cli.models.training.recipes.registry import RECIPES
+from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_BASELINE, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages import precompute, score
-from ccot_cli.stages.train_phi import load_examples
-from ccot_cli.stages.training import take_steps
+from ccot_cli.stages.inputs import load_examples, load_matching_theta, read_problems, ready_result
+from ccot_cli.stages.methods import baseline_key
 from ccot_cli.stages.validation import caps, changed_figures, validate
-from ccot_cli.workspace import Artifact, Build, Workspace
-
-STAGE = "train-baseline"
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class TrainBaselineResult:
     """How well the baseline does on the validation problems."""
 
     method: str
-    ratio: str
+    ratio: float
     num_steps: int
     train_loss: float
     """Mean over the last epoch."""
@@ -39,16 +40,6 @@ class TrainBaselineResult:
     decoding: dict[str, Any] = field(default_factory=dict)
     """The caps with which that was measured."""
     was_ready: bool = False
-
-
-def own_ratio(method: str) -> Decimal | None:
-    """The method's own; None where it has as many tokens as CCoT, at any ratio."""
-    return BASELINES[method].ratio
-
-
-def key_of(method: str, ratio: Decimal) -> str:
-    """`direct`, or `pause-r0.10` where the method comes in ratios."""
-    return f"{method}-{ratio_name(ratio)}" if own_ratio(method) is None else method
 
 
 def run(
@@ -72,21 +63,18 @@ def run(
     Raises:
         MissingError: where `precompute` has not run, or `score` for a method that reads gold states.
     """
-    source = workspace.require(precompute.STAGE)
-    config = stage_config(settings, STAGE)
-    inputs = {precompute.STAGE: source.fingerprint}
-    key = key_of(method, ratio) + variant
-    reads_gold = BASELINES[method].reads_gold
-    scored = workspace.require(score.STAGE, selected or ratio_name(ratio)) if reads_gold else None
+    source = workspace.require(PRECOMPUTE)
+    inputs = {PRECOMPUTE: source.fingerprint}
+    scored = workspace.require(SCORE, selected or ratio_name(ratio)) if RECIPES[method].reads_gold else None
     if scored is not None:
         inputs[scored.name] = scored.fingerprint
-    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
-        result = TrainBaselineResult(**{**ready.manifest.summary, "was_ready": True})
-        return replace(result, **changed_figures(result.decoding, settings, source, ready, progress))
-    workspace.refuse_while_busy()
-    theta = score.load_matching_theta(settings, source)
-    theta.require_whole(f"training {method}")
-    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
+    key = baseline_key(method, ratio) + variant
+    spec = ArtifactSpec(TRAIN_BASELINE, key, stage_config(settings, TRAIN_BASELINE), inputs, tuple(overrides))
+    if ready := ready_result(workspace, spec, TrainBaselineResult):
+        return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
+    theta = load_matching_theta(settings, source)
+    theta.require_resident(f"training {method}")
+    with workspace.building(spec) as build:
         result = _train(theta, settings, method, ratio, source, scored, build, progress)
         build.summary.update(asdict(result))
     return result
@@ -104,25 +92,32 @@ def _train(
 ) -> TrainBaselineResult:
     chosen, adapters = settings.train_psi, Adapters(theta)
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
-    stored = precompute.read_problems(source)
-    baseline = BASELINES[name]()
-    ratio = ratio if baseline.ratio is None else baseline.ratio
+    stored = read_problems(source)
+    recipe, own = RECIPES[name](), own_ratio(name)
+    ratio = ratio if own is None else own
     problems = theta.encoder.problems([item.problem for item in stored if not item.is_validation])
-    course = Course(theta, adapters, problems, ratio, chosen)
+    setup = RecipeSetup(adapters, problems, ratio, chosen)
     if scored is not None:
         gold = [example.gold_JID for example in load_examples(theta, source, scored)[0]]
-        course = replace(course, gold=gold, selector=Selector.load(theta, scored.folder))
-    training, label = baseline.training(course), f"{name} at r = {ratio:f}" if baseline.ratio is None else name
-    train_loss = take_steps(training, build, label=label, checkpoint_steps=chosen.checkpoint_steps, progress=progress)
+        setup = replace(setup, gold=gold, selector=Selector.load(theta, scored.folder))
+    training = recipe.training(setup)
+    train_loss = train(
+        training,
+        log=build.folder / LOG_FILE,
+        checkpoint=build.scratch(CHECKPOINT_FILE),
+        label=f"{name} at r = {ratio:f}" if own is None else name,
+        checkpoint_steps=chosen.checkpoint_steps,
+        progress=progress,
+    )
     adapters.train_only(())
     adapters.save(PSI, build.folder)
-    baseline.save(build.folder)
-    Method(baseline.name, f"{ratio:f}", num_tokens=baseline.num_tokens(course)).save(build.folder)
+    recipe.save(build.folder)
+    MethodInfo(recipe.name, f"{ratio:f}", num_tokens=recipe.num_tokens(setup)).save(build.folder)
     held_out = [item.problem for item in stored if item.is_validation]
-    accuracy, mean_tokens = validate(theta, adapters, build.folder, held_out, settings, progress)
+    accuracy, mean_tokens = validate(adapters, build.folder, held_out, settings, progress)
     return TrainBaselineResult(
         method=name,
-        ratio=f"{ratio:f}",
+        ratio=float(ratio),
         num_steps=training.optimiser.step_count,
         train_loss=train_loss,
         num_validation=len(held_out),

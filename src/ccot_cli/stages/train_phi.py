@@ -14,31 +14,31 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ccot_cli.config import Settings, TrainPhiConfig, stage_config
-from ccot_cli.data.shards import read_records
 from ccot_cli.errors import DivergedError, MissingError, UsageError
 from ccot_cli.files import check_space, commit
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train, write_lines
 from ccot_cli.models.training.phi_joint import JointTraining
-from ccot_cli.models.training.phi_layerwise import LayerReport, PhiExample, rest_bytes, train_layerwise
+from ccot_cli.models.training.phi_layerwise import LayerReport, rest_bytes, train_layerwise
 from ccot_cli.models.training.phi_report import PhiJudge, PhiReport
 from ccot_cli.models.training.queries import Queries
-from ccot_cli.names import parse_ratio, ratio_name
+from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_PHI, parse_ratio, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages import precompute, score
+from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.queries import open_queries
-from ccot_cli.stages.training import CHECKPOINT_FILE, LOG_FILE, take_steps, write_lines
-from ccot_cli.workspace import Artifact, Build, Workspace
-
-STAGE = "train-phi"
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class TrainPhiResult:
     """How φ's rollouts do on the validation problems."""
 
-    ratio: str
+    ratio: float
     schedule: str
     num_steps: int
     report: dict[str, Any]
@@ -69,17 +69,16 @@ def run(
         UsageError: where the settings ask for a layer, a start or a length of training that cannot be.
     """
     key = ratio_name(ratio) + variant
-    scored = workspace.require(score.STAGE, selected or key)
-    source = workspace.require(precompute.STAGE)
-    config = stage_config(settings, STAGE)
+    scored = workspace.require(SCORE, selected or key)
+    source = workspace.require(PRECOMPUTE)
     inputs = {workspace.input_name(scored, key): scored.fingerprint}
     start = _start(workspace, settings.train_phi, key)
     if start is not None:
         inputs[start.name] = start.fingerprint
-    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
-        return TrainPhiResult(**{**ready.manifest.summary, "was_ready": True})
-    workspace.refuse_while_busy()
-    theta = score.load_matching_theta(settings, source)
+    spec = ArtifactSpec(TRAIN_PHI, key, stage_config(settings, TRAIN_PHI), inputs, tuple(overrides))
+    if ready := ready_result(workspace, spec, TrainPhiResult):
+        return ready
+    theta = load_matching_theta(settings, source)
     chosen = settings.train_phi
     if chosen.autoregressive_layer > theta.num_layers:
         raise UsageError(
@@ -89,14 +88,14 @@ def run(
     if chosen.taught_epochs + chosen.epochs == 0 or (chosen.schedule == "layerwise" and not chosen.epochs):
         raise UsageError("φ is asked to train for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
     if chosen.schedule == "joint":
-        theta.require_whole("training φ jointly", instead="--schedule layerwise, or ")
+        theta.require_resident("training φ jointly", instead="--schedule layerwise, or ")
     adapters = Adapters(theta)
     if start is None:
         adapters.add(PHI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
     else:
         adapters.load(PHI, start.path(PHI))
     examples = load_examples(theta, source, scored)
-    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
+    with workspace.building(spec) as build:
         job = _Job(workspace, source, adapters, *examples, chosen, build, f"φ at r = {ratio:f}", progress)
         layers, num_steps = job.train_layers() if chosen.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
@@ -108,7 +107,7 @@ def run(
                 fix="lower train_phi.learning_rate in ccot.yaml and run it again, from its start",
             )
         result = TrainPhiResult(
-            ratio=f"{ratio:f}",
+            ratio=float(ratio),
             schedule=chosen.schedule,
             num_steps=num_steps,
             report=asdict(report),
@@ -127,12 +126,12 @@ def _start(workspace: Workspace, chosen: TrainPhiConfig, key: str) -> Artifact |
         named = ratio_name(parse_ratio(named))
     if named == key:
         raise UsageError(f"φ of {key} cannot start from itself", fix="name another key, or none, in train_phi.start")
-    if named not in workspace.finished(STAGE):
-        there = ", ".join(workspace.keys(STAGE)) or "none yet"
+    if named not in workspace.finished(TRAIN_PHI):
+        there = ", ".join(workspace.keys(TRAIN_PHI)) or "none yet"
         raise MissingError(
             f"{workspace.name} has no φ {chosen.start!r} to start from", fix=f"train it, or name another ({there})"
         )
-    start = workspace.require(STAGE, named)
+    start = workspace.require(TRAIN_PHI, named)
     before = start.manifest.config["train_phi"]
     unlike = [name for name in ("lora_rank", "lora_alpha") if before[name] != getattr(chosen, name)]
     if unlike:
@@ -150,8 +149,8 @@ class _Job:
     workspace: Workspace
     source: Artifact
     adapters: Adapters
-    train: list[PhiExample]
-    validation: list[PhiExample]
+    train: list[GoldExample]
+    validation: list[GoldExample]
     chosen: TrainPhiConfig
     build: Build
     label: str
@@ -163,53 +162,33 @@ class _Job:
     def theta(self) -> Theta:
         return self.adapters.theta
 
-    def _queries(self, examples: list[PhiExample]) -> Queries:
+    def _queries(self, examples: list[GoldExample]) -> Queries:
         ids, layer = [each.query for each in examples], self.chosen.autoregressive_layer
         return open_queries(self.workspace, self.source, self.adapters, ids, layer, self.progress)
 
     @cached_property
     def judge(self) -> PhiJudge:
-        return PhiJudge(
-            self.theta,
-            self.adapters,
-            self.train,
-            self.validation,
-            self._queries(self.validation),
-            layer=self.chosen.autoregressive_layer,
-            batch_size=self.chosen.batch_size,
-        )
+        return PhiJudge(self.adapters, self.train, self.validation, self._queries(self.validation), self.chosen)
 
     def train_jointly(self) -> int:
         """All layers together; a look at validation after every epoch. Returns the number of steps."""
         chosen = self.chosen
-        training = JointTraining(
-            self.theta,
-            self.adapters,
-            self.train,
-            self._queries(self.train),
-            layer=chosen.autoregressive_layer,
-            taught_epochs=chosen.taught_epochs,
-            epochs=chosen.epochs,
-            batch_size=chosen.batch_size,
-            learning_rate=chosen.learning_rate,
-            optimiser=chosen.optimiser,
-            micro_batch_size=chosen.micro_batch_size,
-            seed=chosen.seed,
-        )
+        training = JointTraining(self.adapters, self.train, self._queries(self.train), chosen)
 
         def on_epoch(train_loss: float) -> dict[str, Any]:
-            report, share = self.judge.look(), training.gold_share
+            report, gold_share = self.judge.look(), training.gold_share
             self.last_report = report if training.optimiser.step_count == training.optimiser.num_steps else None
             read = report.generated_read
             self.progress.say(
                 f"epoch {training.optimiser.step_count // training.steps_per_epoch}: error {train_loss:.3f};"
                 f" validation rollouts {report.loss:.3f}, numbers read at l {read[0]:.3f}, at L {read[1]:.3f}"
             )
-            return {"gold_share": share, **asdict(report)}
+            return {"gold_share": gold_share, **asdict(report)}
 
-        take_steps(
+        train(
             training,
-            self.build,
+            log=self.build.folder / LOG_FILE,
+            checkpoint=self.build.scratch(CHECKPOINT_FILE),
             label=self.label,
             checkpoint_steps=chosen.checkpoint_steps,
             progress=self.progress,
@@ -233,17 +212,10 @@ class _Job:
         total = (self.theta.num_layers - len(reports)) * per_layer
         with self.progress.task(self.label, total=total, unit="steps") as advance:
             for report in train_layerwise(
-                self.theta,
                 self.adapters,
                 self.train,
                 self.validation,
-                layer=chosen.autoregressive_layer,
-                epochs=chosen.epochs,
-                batch_size=chosen.batch_size,
-                learning_rate=chosen.learning_rate,
-                optimiser=chosen.optimiser,
-                micro_batch_size=chosen.micro_batch_size,
-                seed=chosen.seed,
+                chosen,
                 num_trained=len(reports),
                 folder=folder,
                 on_step=lambda index, loss: advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}"),
@@ -254,22 +226,6 @@ class _Job:
                     weights = {name: each.detach().contiguous() for name, each in self.adapters.parameters(PHI).items()}
                     save_file({NUM_TRAINED: torch.tensor(len(reports)), **weights}, part)
         return reports, self.theta.num_layers * per_layer
-
-
-def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[PhiExample], list[PhiExample]]:
-    """The training and validation problems with the gold states that `score` selected."""
-    items = precompute.read_problems(source)
-    problems = theta.encoder.problems([item.problem for item in items])
-    train: list[PhiExample] = []
-    validation: list[PhiExample] = []
-    for record in sorted(read_records(selected.folder), key=lambda record: record.number):
-        encoded = problems[record.number]
-        following = [*encoded.chain[1:], theta.encoder.answer_marker[0]]
-        start = len(encoded.query)
-        next_K = torch.tensor([following[position - start] for position in record.positions_J[1:].tolist()])
-        example = PhiExample(encoded.query, record.states_JID, next_K)
-        (validation if items[record.number].is_validation else train).append(example)
-    return train, validation
 
 
 NUM_TRAINED = "layers"

@@ -14,38 +14,31 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.draft import fit_draft
-from ccot_cli.models.decoding.end import BEYOND, LateEnds, fit_end, labelled
-from ccot_cli.models.methods.ccot import CcotReasoner
-from ccot_cli.models.methods.method import Method
-from ccot_cli.models.training.psi import (
-    Lessons,
-    PsiExample,
-    PsiTraining,
-    RolloutContext,
-    Rollouts,
-    judge_end,
-    roll_out,
-    token_states,
-)
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.method import MethodInfo
+from ccot_cli.models.training.contexts import RolloutContext, Rollouts, roll_out, token_states
+from ccot_cli.models.training.end import MOST_EXTRA, LateEnds, fit_end, judge_end, label_ends
+from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
+from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
+from ccot_cli.models.training.psi import PsiTraining
 from ccot_cli.models.training.queries import Queries
-from ccot_cli.names import ratio_name
+from ccot_cli.names import PRECOMPUTE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages import precompute, score, train_phi
+from ccot_cli.stages.inputs import load_matching_theta, read_problems, ready_result
 from ccot_cli.stages.queries import open_queries
-from ccot_cli.stages.training import take_steps
 from ccot_cli.stages.validation import accuracy_of, caps, changed_figures
 from ccot_cli.tensors.probes import fit_logistic
 from ccot_cli.tensors.select import num_kept
-from ccot_cli.workspace import Artifact, Build, Workspace
-
-STAGE = "train-psi"
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class TrainPsiResult:
     """How well the trained method does on the validation problems."""
 
-    ratio: str
+    ratio: float
     num_steps: int
     train_loss: float
     """Mean over the last epoch."""
@@ -84,16 +77,14 @@ def run(
         MissingError: where an earlier stage has not run for this ratio.
     """
     key = ratio_name(ratio) + variant
-    source = workspace.require(precompute.STAGE)
-    phi = workspace.require(train_phi.STAGE, generator or key)
-    config = stage_config(settings, STAGE)
+    source = workspace.require(PRECOMPUTE)
+    phi = workspace.require(TRAIN_PHI, generator or key)
     inputs = {workspace.input_name(phi, key): phi.fingerprint}
-    if ready := workspace.ready(STAGE, key, config=config, inputs=inputs, overrides=overrides):
-        result = TrainPsiResult(**{**ready.manifest.summary, "was_ready": True})
-        return replace(result, **changed_figures(result.decoding, settings, source, ready, progress))
-    workspace.refuse_while_busy()
-    job = _Job(workspace, settings, ratio, score.load_matching_theta(settings, source), source, phi, progress)
-    with workspace.building(STAGE, key, config=config, inputs=inputs, overrides=overrides) as build:
+    spec = ArtifactSpec(TRAIN_PSI, key, stage_config(settings, TRAIN_PSI), inputs, tuple(overrides))
+    if ready := ready_result(workspace, spec, TrainPsiResult):
+        return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
+    job = _Job(workspace, settings, ratio, load_matching_theta(settings, source), source, phi, progress)
+    with workspace.building(spec) as build:
         result = job.train(build)
         build.summary.update(asdict(result))
     return result
@@ -112,13 +103,13 @@ class _Job:
     progress: Progress
 
     def __post_init__(self) -> None:
-        self.theta.require_whole("training ψ")
+        self.theta.require_resident("training ψ")
         chosen = self.settings.train_psi
         self.adapters = Adapters(self.theta)
         self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
         self.adapters.load(PHI, self.phi.folder / PHI)
         self.adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
-        stored = precompute.read_problems(self.source)
+        stored = read_problems(self.source)
         self.held_out = [item.problem for item in stored if item.is_validation]
         encoder = self.theta.encoder
         training = encoder.problems([item.problem for item in stored if not item.is_validation])
@@ -135,26 +126,24 @@ class _Job:
         ids = [each.query for each in examples]
         return open_queries(self.workspace, self.source, self.adapters, ids, self.layer, self.progress)
 
-    def _lessons(self, queries: Queries) -> tuple[RolloutContext, Sequence[PsiExample] | Lessons]:
+    def _context(self, queries: Queries) -> tuple[RolloutContext, Sequence[PsiExample] | ExamplesByEpoch]:
         """What ψ learns to decode from, and how much of it."""
         chosen, examples = self.settings.train_psi, self.train_examples
         rollouts = self._roll_out(queries, self._rolled_out)
-        context = RolloutContext(
-            self.theta, self.adapters, queries, rollouts, self.layer, trains_above=chosen.unfreeze == "above"
-        )
+        context = RolloutContext(self.adapters, queries, rollouts, self.layer, trains_above=chosen.unfreeze == "above")
         if not self._may_be_late:
             return context, examples
         last = token_states(context, self._rolled_out, batch_size=self._forward_size)[1]
         ends = LateEnds(last, [each.num_tokens for each in examples], seed=chosen.seed)
 
-        def lessons(epoch: int) -> list[PsiExample]:
+        def by_epoch(epoch: int) -> list[PsiExample]:
             counts = ends(epoch)
             return [
                 replace(each, num_tokens=count, num_before_end=each.num_tokens)
                 for each, count in zip(examples, counts, strict=True)
             ]
 
-        return context, lessons
+        return context, by_epoch
 
     @property
     def _may_be_late(self) -> bool:
@@ -168,7 +157,7 @@ class _Job:
             return self.train_examples
         # A rollout is never longer than the chain, for which the model has room.
         return [
-            replace(each, num_tokens=min(each.num_tokens + BEYOND, length))
+            replace(each, num_tokens=min(each.num_tokens + MOST_EXTRA, length))
             for each, length in zip(self.train_examples, self.chain_lengths, strict=True)
         ]
 
@@ -177,7 +166,7 @@ class _Job:
         counts = [each.num_tokens for each in examples]
         with self.progress.task("contemplation tokens", total=len(examples), unit="problems") as advance:
             for number, inputs_KD in roll_out(
-                self.theta, self.adapters, queries, counts, layer=self.layer, batch_size=self._forward_size
+                self.adapters, queries, counts, layer=self.layer, batch_size=self._forward_size
             ):
                 rollouts[number] = inputs_KD
                 advance()
@@ -192,22 +181,12 @@ class _Job:
         """ψ, then END with ψ frozen, then a look at the validation problems."""
         chosen = self.settings.train_psi
         queries = self._queries(self.train_examples)
-        context, lessons = self._lessons(queries)
-        training = PsiTraining(
-            self.theta,
-            self.adapters,
-            lessons,
-            context,
-            epochs=chosen.epochs,
-            batch_size=chosen.batch_size,
-            learning_rate=chosen.learning_rate,
-            optimiser=chosen.optimiser,
-            micro_batch_size=chosen.micro_batch_size,
-            seed=chosen.seed,
-        )
-        train_loss = take_steps(
+        context, examples = self._context(queries)
+        training = PsiTraining(self.adapters, examples, context, chosen)
+        train_loss = train(
             training,
-            build,
+            log=build.folder / LOG_FILE,
+            checkpoint=build.scratch(CHECKPOINT_FILE),
             label=f"ψ at r = {self.ratio:f}",
             checkpoint_steps=chosen.checkpoint_steps,
             progress=self.progress,
@@ -215,20 +194,20 @@ class _Job:
         self.adapters.train_only(())
         self.adapters.save(PSI, build.folder)
         self.adapters.save(PHI, build.folder)
-        method = Method("ccot", f"{self.ratio:f}", self.layer)
-        method.save(build.folder)
+        info = MethodInfo("ccot", f"{self.ratio:f}", self.layer)
+        info.save(build.folder)
         # φ's layers up to l have not learned, so its inputs are those that were rolled out.
         read = self._states(queries, context.rollouts, self._rolled_out, self.train_examples)
         held_out = self._held_states()
         draft = fit_draft(*read.answered, validation=held_out.answered)
         draft.save(build.folder)
-        end = fit_end(fit_logistic(*read.labelled).stricter(chosen.end_threshold), read.lower, read.last)
+        end = fit_end(fit_logistic(*read.label_ends).stricter(chosen.end_threshold), read.lower, read.last)
         end.save(build.folder)
-        reasoner = CcotReasoner(self.theta, self.adapters, method, self.settings.decoding, end, draft)
-        accuracy, mean_tokens = accuracy_of(reasoner, self.held_out, self.settings.eval.batch_size, self.progress)
-        report = judge_end(end, *held_out.labelled)
+        method = CcotMethod(self.adapters, info, self.settings.decoding, end, draft)
+        accuracy, mean_tokens = accuracy_of(method, self.held_out, self.settings.eval.batch_size, self.progress)
+        report = judge_end(end, *held_out.label_ends)
         return TrainPsiResult(
-            ratio=f"{self.ratio:f}",
+            ratio=float(self.ratio),
             num_steps=training.optimiser.step_count,
             train_loss=train_loss,
             num_validation=len(self.held_out),
@@ -249,7 +228,7 @@ class _Job:
     def _states(
         self, queries: Queries, rollouts: Rollouts, rolled_out: list[PsiExample], examples: list[PsiExample]
     ) -> "_States":
-        context = RolloutContext(self.theta, self.adapters, queries, rollouts, self.layer)
+        context = RolloutContext(self.adapters, queries, rollouts, self.layer)
         return _States(*token_states(context, rolled_out, batch_size=self._forward_size), examples)
 
 
@@ -265,9 +244,9 @@ class _States:
     """With the true k."""
 
     @property
-    def labelled(self) -> tuple[Tensor, Tensor]:
+    def label_ends(self) -> tuple[Tensor, Tensor]:
         """Every token's at index L up to the k-th, and whether it is that."""
-        return labelled(self.last, [each.num_tokens for each in self.examples])
+        return label_ends(self.last, [each.num_tokens for each in self.examples])
 
     @property
     def answered(self) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from ccot_cli.files import commit
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.progress import Progress
-from ccot_cli.signals import held_stops
-from ccot_cli.workspace import Build
+from ccot_cli.signals import delayed_stop
+from ccot_cli.workspace.build import Build
 
 LOG_FILE = "log.jsonl"
 CHECKPOINT_FILE = "checkpoint.safetensors"
@@ -28,7 +28,7 @@ class Training(Protocol):
         ...
 
 
-def take_steps(
+def train(
     training: Training,
     build: Build,
     *,
@@ -56,7 +56,7 @@ def take_steps(
         progress.say(f"resumed after step {optimiser.step_count:,}")
     with (
         progress.task(label, total=optimiser.num_steps, unit="steps", done=optimiser.step_count) as advance,
-        held_stops() as is_stopped,
+        delayed_stop() as is_stopped,
     ):
         for loss in training.steps():
             step = optimiser.step_count

@@ -9,13 +9,14 @@ from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.base.adapters import Adapters
-from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.methods.loading import load_reasoner
-from ccot_cli.models.methods.method import Reasoner, Reply, Seconds, reply_in_parts
-from ccot_cli.models.training.recipes.gold import GoldReasoner
+from ccot_cli.models.methods.gold import GoldMethod
+from ccot_cli.models.methods.loading import load_method
+from ccot_cli.models.methods.method import Method, Reply, Seconds, reply_in_parts
+from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
-from ccot_cli.stages import precompute, score
-from ccot_cli.workspace import Artifact
+from ccot_cli.stages.inputs import load_matching_theta, read_problems
+from ccot_cli.workspace.artifact import ArtifactSpec
+from ccot_cli.workspace.workspace import Workspace
 
 
 def caps(settings: Settings) -> dict[str, Any]:
@@ -24,52 +25,53 @@ def caps(settings: Settings) -> dict[str, Any]:
 
 
 def changed_figures(
-    measured_with: dict[str, Any], settings: Settings, source: Artifact, ready: Artifact, progress: Progress
+    measured_with: dict[str, Any], workspace: Workspace, settings: Settings, spec: ArtifactSpec, progress: Progress
 ) -> dict[str, Any]:
-    """The figures of a ready method that are others under the present caps; nothing where the caps are the same.
+    """Measure a finished method again if the caps have changed; empty if they have not.
 
     Args:
-        measured_with: The caps of its figures; empty where they are not known.
-        source: The hidden states, and the validation problems.
+        measured_with: The caps of its figures; empty if they are not known.
+        spec: The finished method's.
     """
     if measured_with in ({}, caps(settings)):
         return {}
-    theta = score.load_matching_theta(settings, source)
-    held_out = [item.problem for item in precompute.read_problems(source) if item.is_validation]
-    accuracy, mean_tokens = validate(theta, Adapters(theta), ready.folder, held_out, settings, progress)
+    source, ready = workspace.require(PRECOMPUTE), workspace.require(spec.stage, spec.key)
+    adapters = Adapters(load_matching_theta(settings, source))
+    held_out = [item.problem for item in read_problems(source) if item.is_validation]
+    accuracy, mean_tokens = validate(adapters, ready.folder, held_out, settings, progress)
     return {"validation_accuracy": accuracy, "mean_tokens": mean_tokens, "decoding": caps(settings)}
 
 
 def validate(
-    theta: Theta, adapters: Adapters, folder: Path, problems: Sequence[Problem], settings: Settings, progress: Progress
+    adapters: Adapters, folder: Path, problems: Sequence[Problem], settings: Settings, progress: Progress
 ) -> tuple[float, float]:
     """Accuracy of a trained folder, and its mean number of tokens before the answer, decoding freely."""
-    reasoner = load_reasoner(theta, adapters, folder, decoding=settings.decoding)
-    return accuracy_of(reasoner, problems, settings.eval.batch_size, progress)
+    method = load_method(adapters, folder, settings.decoding)
+    return accuracy_of(method, problems, settings.eval.batch_size, progress)
 
 
 def accuracy_of(
-    reasoner: Reasoner, problems: Sequence[Problem], batch_size: int, progress: Progress
+    method: Method, problems: Sequence[Problem], batch_size: int, progress: Progress
 ) -> tuple[float, float]:
     """Accuracy of a method, and its mean number of tokens before the answer."""
     marks: list[bool] = []
     num_tokens = 0
-    for batch, replies, _ in ask(reasoner, problems, batch_size, "validation", progress):
+    for batch, replies, _ in ask(method, problems, batch_size, "validation", progress):
         marks += map(is_right, batch, replies)
         num_tokens += sum(reply.num_contemplation for reply in replies)
     return fmean(marks), num_tokens / len(problems)
 
 
 def ask(
-    reasoner: Reasoner, problems: Sequence[Problem], batch_size: int, label: str, progress: Progress
+    method: Method, problems: Sequence[Problem], batch_size: int, label: str, progress: Progress
 ) -> Iterator[tuple[Sequence[Problem], list[Reply], Seconds]]:
     """Ask a method everything, in batches as the problems come; what it replies, and how long that took."""
-    if isinstance(reasoner, GoldReasoner):
-        reasoner.show(problems)
+    if isinstance(method, GoldMethod):
+        method.show(problems)
     with progress.task(label, total=len(problems), unit="problems") as advance:
         for start in range(0, len(problems), batch_size):
             batch = problems[start : start + batch_size]
-            yield batch, *reply_in_parts(reasoner, [problem.question for problem in batch])
+            yield batch, *reply_in_parts(method, [problem.question for problem in batch])
             advance(len(batch))
 
 

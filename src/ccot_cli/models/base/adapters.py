@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ccot_cli.errors import CorruptError, anew
+from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
 
@@ -38,7 +38,7 @@ _LAYER_NUMBER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 def have_room_to_merge(theta: Theta) -> bool:
     """Whether merged copies under φ and under ψ fit beside θ, for answering: in half precision they round anew."""
-    return not theta.blocks.layers_rest and fits(2 * theta.num_bytes, theta.device)
+    return not theta.blocks.is_offloaded and fits(2 * theta.num_bytes, theta.device)
 
 
 class Adapters:
@@ -53,7 +53,7 @@ class Adapters:
         """
         self.theta = theta
         is_small = theta.dtype == torch.float32 and theta.num_bytes <= MOST_MERGED_BYTES
-        self.merges = is_small and not theta.blocks.layers_rest if merges is None else merges
+        self.merges = is_small and not theta.blocks.is_offloaded if merges is None else merges
         self._peft: PeftModel | None = None
         self._layers: list[LoraLinear] = []
         self._merged: dict[tuple[str, LoraLinear], _Merged] = {}
@@ -108,7 +108,7 @@ class Adapters:
             saved = load_file(folder / "adapter_model.safetensors")
             rank, alpha = settings["r"], settings["lora_alpha"]
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=anew(folder.parent)) from error
+            raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=retrain_hint(folder.parent)) from error
         self.add(name, rank=rank, alpha=alpha, seed=0)
         self._check(folder, saved, self.state(name))
         set_peft_model_state_dict(self.peft, saved, adapter_name=name)
@@ -121,12 +121,12 @@ class Adapters:
         if unlike:
             raise CorruptError(
                 f"adapter {folder} does not fit this model: {len(unlike)} tensors differ, the first is {unlike[0]}",
-                fix=f"use the model it was trained on, or {anew(folder.parent)}",
+                fix=f"use the model it was trained on, or {retrain_hint(folder.parent)}",
             )
         broken = [name for name, tensor in saved.items() if not tensor.isfinite().all()]
         if broken:
             raise CorruptError(
-                f"adapter {folder} holds numbers that are not finite: {broken[0]}", fix=anew(folder.parent)
+                f"adapter {folder} holds numbers that are not finite: {broken[0]}", fix=retrain_hint(folder.parent)
             )
 
     def save(self, name: str, folder: Path) -> None:

@@ -7,20 +7,19 @@ the model's own forward pass, and refuses a family where they do not.
 Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from ccot_cli.errors import CorruptError, UsageError
-from ccot_cli.models.base.cache import GrowingLayer, empty_cache
+from ccot_cli.models.base.cache import CachedSequence, LayerInputs
 from ccot_cli.models.base.memory import is_out_of_memory
-from ccot_cli.models.base.offload import Visits
-from ccot_cli.tensors.masks import causal_mask, positions
+from ccot_cli.models.base.offload import Offload
+from ccot_cli.tensors.masks import positions
 
 _LAYERS = ("layers", "h", "blocks")
 _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
@@ -38,93 +37,6 @@ def _window(config: Any, layer: int) -> int | None:
     """The sliding window of a layer, None where it sees everything."""
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     return window if types is None or types[layer] == "sliding_attention" else None
-
-
-@dataclass(frozen=True)
-class _Surroundings:
-    """What the newest T columns' layers are given beside states; the same for every layer."""
-
-    mask_BS: Tensor
-    """The sequence's, of which all this was made."""
-    place_BT: Tensor
-    rotary: tuple[Tensor, Tensor] | None
-    masks: dict[int | None, Tensor]
-    """By sliding window: B, 1, T, S."""
-
-    def columns(self, first: int, end: int) -> "_Surroundings":
-        """Of some of the columns, while those behind them are yet to come."""
-        behind = (end - self.place_BT.shape[1]) or None
-        return _Surroundings(
-            self.mask_BS[:, :behind],
-            self.place_BT[:, first:end],
-            self.rotary and (self.rotary[0][:, first:end], self.rotary[1][:, first:end]),
-            {window: mask[:, :, first:end, :behind] for window, mask in self.masks.items()},
-        )
-
-
-@dataclass
-class CachedSequence:
-    """What has been run so far: keys and values of every layer, and which columns hold real tokens.
-
-    A column is a place in the cache; a row may leave columns empty (left padding, contemplation tokens behind END),
-    and those are neither attended to nor counted in positions.
-    """
-
-    cache: Cache
-    mask_BS: Tensor
-    bias_BS: Tensor | None = None
-    """Added to the attention logits of the first S columns, for all heads and layers; -inf hides a column."""
-    around: _Surroundings | None = None
-    """Of the columns that were run last, for the layers that are still to come."""
-
-    @classmethod
-    def empty(cls, batch: int, device: torch.device) -> "CachedSequence":
-        return cls(empty_cache(), torch.zeros(batch, 0, dtype=torch.bool, device=device))
-
-    @classmethod
-    def joined(cls, parts: "Sequence[CachedSequence]") -> "CachedSequence":
-        """The rows of several of the same number of columns, in one."""
-        if len(parts) == 1:
-            return parts[0]
-        cache = empty_cache()
-        for layer in range(len(parts[0].cache.layers)):
-            keys, values = zip(*(part.keys_values(layer) for part in parts), strict=True)
-            cache.update(torch.cat(keys), torch.cat(values), layer_idx=layer)
-        return cls(cache, torch.cat([part.mask_BS for part in parts]))
-
-    def extend(self, mask_BT: Tensor) -> None:
-        """Make room for T new columns. Run the layers on them afterwards."""
-        self.mask_BS = torch.cat([self.mask_BS, mask_BT], dim=1)
-
-    def copy(self) -> "CachedSequence":
-        """Another that can be continued differently; tensors are shared until then."""
-        cache = empty_cache()
-        for layer in range(len(self.cache.layers)):
-            cache.update(*self.keys_values(layer), layer_idx=layer)
-        return CachedSequence(cache, self.mask_BS, self.bias_BS)
-
-    def attention(self, num_new: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """What the newest tokens may attend to: B, 1, T, S; True or False, or a bias where the sequence has one."""
-        allowed_B1TS = causal_mask(self.mask_BS, num_new, window=window)
-        if self.bias_BS is None:
-            return allowed_B1TS
-        plain_B1TS = torch.zeros(allowed_B1TS.shape, dtype=dtype, device=allowed_B1TS.device)
-        free = self.mask_BS.shape[1] - self.bias_BS.shape[1]
-        bias_BS = torch.nn.functional.pad(self.bias_BS.to(dtype), (0, free))
-        return plain_B1TS.masked_fill(~allowed_B1TS, float("-inf")) + bias_BS[:, None, None]
-
-    def crop(self, num_columns: int) -> None:
-        """Forget all but the first columns."""
-        for kept in cast(list[GrowingLayer], self.cache.layers):
-            kept.shorten(num_columns)
-        self.mask_BS = self.mask_BS[:, :num_columns]
-
-    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """What a decoder layer (counted from 0) has left for later columns: B, heads, S, D of a head, twice."""
-        kept = cast(GrowingLayer, self.cache.layers[layer])
-        assert kept.keys is not None
-        assert kept.values is not None
-        return kept.keys, kept.values
 
 
 class _Filled(Exception):  # noqa: N818
@@ -168,31 +80,31 @@ class Blocks:
         self.embedding: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
         self._windows = [_window(model.config, layer) for layer in range(len(layers))]
-        self._visits: Visits | None = None
+        self._offload: Offload | None = None
 
-    def to(self, device: torch.device, *, layers_rest: bool = False) -> None:
+    def to(self, device: torch.device, *, offload: bool = False) -> None:
         """Move the model.
 
         Args:
-            layers_rest: Leave the decoder layers where they are, from where they come to the device one at a time.
+            offload: Leave the decoder layers where they are; they come to the device one at a time.
         """
-        if not layers_rest:
+        if not offload:
             self.model.to(device)  # type: ignore[arg-type]
             return
         resting = set(self.layers.modules())
         for module in self.model.modules():
             if module not in resting:
                 module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
-        self._visits = Visits(self.layers, device)
+        self._offload = Offload(self.layers, device)
 
     @property
-    def layers_rest(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether decoder layers are on the device only while they compute."""
-        return self._visits is not None
+        return self._offload is not None
 
     def holding(self, layer: int) -> AbstractContextManager[None]:
         """Keep a decoder layer (counted from 0) on the device meanwhile, so that it can be trained."""
-        return nullcontext() if self._visits is None else self._visits.holding(self.layers[layer])
+        return nullcontext() if self._offload is None else self._offload.holding(self.layers[layer])
 
     @property
     def device(self) -> torch.device:
@@ -240,7 +152,7 @@ class Blocks:
 
         GPT-2 adds its position table here, to contemplation tokens too.
         """
-        return self._enter(embeds_BTD, self._around(sequence, embeds_BTD).place_BT)
+        return self._enter(embeds_BTD, self._layer_inputs(sequence, embeds_BTD).place_BT)
 
     def _enter(self, embeds_BTD: Tensor, place_BT: Tensor) -> Tensor:
         return embeds_BTD if self.position_table is None else embeds_BTD + self.position_table(place_BT)
@@ -261,35 +173,35 @@ class Blocks:
 
     def run_each(self, hidden_BTD: Tensor, first: int, last: int, sequence: CachedSequence) -> list[Tensor]:
         """The same, returning the states at every index from `first` to `last`."""
-        around = self._around(sequence, hidden_BTD)
-        return self._run_each(hidden_BTD, first, last, sequence.cache, around)
+        inputs = self._layer_inputs(sequence, hidden_BTD)
+        return self._run_each(hidden_BTD, first, last, sequence.cache, inputs)
 
-    def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, around: _Surroundings) -> list[Tensor]:
-        states, arguments = [hidden_BTD], self._arguments(around, cache)
+    def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, inputs: LayerInputs) -> list[Tensor]:
+        states, arguments = [hidden_BTD], self._arguments(inputs, cache)
         for index in range(first, last):
-            mask_B1TS = around.masks[self._windows[index]]
+            mask_B1TS = inputs.masks[self._windows[index]]
             output = self.layers[index](states[-1], attention_mask=mask_B1TS, **arguments)
             states.append(output[0] if isinstance(output, tuple) else output)
         return states
 
-    def _around(self, sequence: CachedSequence, hidden_BTD: Tensor) -> _Surroundings:
+    def _layer_inputs(self, sequence: CachedSequence, hidden_BTD: Tensor) -> LayerInputs:
         """For the newest columns, as many as there are states; what was made for other layers serves again."""
-        num_new, kept = hidden_BTD.shape[1], sequence.around
+        num_new, kept = hidden_BTD.shape[1], sequence.layer_inputs
         if kept is not None and kept.mask_BS is sequence.mask_BS and kept.place_BT.shape[1] == num_new:
             return kept
         place_BT = positions(sequence.mask_BS, num_new)
         rotary = None if self.rotary is None else self.rotary(hidden_BTD, position_ids=place_BT)
         masks = {window: sequence.attention(num_new, window, hidden_BTD.dtype) for window in set(self._windows)}
-        around = _Surroundings(sequence.mask_BS, place_BT, rotary, masks)
+        inputs = LayerInputs(sequence.mask_BS, place_BT, rotary, masks)
         # A bias may be learned, and a pass without gradients would have made a mask that knows of none.
-        sequence.around = around if sequence.bias_BS is None else None
-        return around
+        sequence.layer_inputs = inputs if sequence.bias_BS is None else None
+        return inputs
 
-    def _arguments(self, around: _Surroundings, cache: "Cache | _Filling") -> dict[str, Any]:
+    def _arguments(self, inputs: LayerInputs, cache: "Cache | _Filling") -> dict[str, Any]:
         """What every layer is given beside states and mask."""
-        arguments: dict[str, Any] = {"position_ids": around.place_BT, "past_key_values": cache, "use_cache": True}
-        if around.rotary is not None:
-            arguments["position_embeddings"] = around.rotary
+        arguments: dict[str, Any] = {"position_ids": inputs.place_BT, "past_key_values": cache, "use_cache": True}
+        if inputs.rotary is not None:
+            arguments["position_embeddings"] = inputs.rotary
         return arguments
 
     def feed_back(
@@ -317,25 +229,30 @@ class Blocks:
             inputs_BTD, what was fed, and lower_BTD, states at index l.
         """
         num_new = wanted_BT.shape[1]
+        # Positions, rotary tables and masks of all T columns are made once; each token takes its slice. Only how many
+        # columns there are must be known ahead, not the states in them.
         sequence.extend(wanted_BT)
-        around = self._around(sequence, state_BD[:, None].expand(-1, num_new, -1))
-        inputs: list[Tensor] = []
+        layer_inputs = self._layer_inputs(sequence, state_BD[:, None].expand(-1, num_new, -1))
+        fed: list[Tensor] = []
         lower: list[Tensor] = []
         for column in range(num_new):
             if instead is not None and column:
                 state_BD = instead(column - 1, state_BD)
-            inputs.append(state_BD)
-            here = around.columns(column, column + 1)
+            fed.append(state_BD)
+            here = layer_inputs.columns(column, column + 1)
+            # The state enters at index 0, in an embedding's place: it passes through layers 1..l again.
             entered_B1D = self._enter(state_BD[:, None], here.place_BT)
             state_BD = self._run_each(entered_B1D, 0, layer, sequence.cache, here)[-1][:, 0]
             lower.append(state_BD)
             if is_last is not None and is_last(state_BD):
                 break
         if len(lower) < num_new:
-            kept = around.columns(0, len(lower))
+            # The cache holds only the columns that ran. The mask must not promise more: the layers above run next, on
+            # these columns, and find their inputs already made.
+            kept = layer_inputs.columns(0, len(lower))
             sequence.mask_BS = kept.mask_BS
-            sequence.around = sequence.around and kept
-        return torch.stack(inputs, dim=1), torch.stack(lower, dim=1)
+            sequence.layer_inputs = sequence.layer_inputs and kept
+        return torch.stack(fed, dim=1), torch.stack(lower, dim=1)
 
     def fill(self, hidden_BTD: Tensor, index: int, sequence: CachedSequence) -> None:
         """Leave the newest columns' keys and values in the cache at decoder layer `index`; nothing after is computed.
@@ -343,7 +260,7 @@ class Blocks:
         Args:
             hidden_BTD: States at that index, 0 <= index < L.
         """
-        arguments = self._arguments(self._around(sequence, hidden_BTD), _Filling(sequence.cache))
+        arguments = self._arguments(self._layer_inputs(sequence, hidden_BTD), _Filling(sequence.cache))
         with suppress(_Filled):
             self.layers[index](hidden_BTD, attention_mask=None, **arguments)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Visits:
+class Offload:
     """Brings modules to a device whenever they run, and lets them go afterwards.
 
     Args:

@@ -23,7 +23,7 @@ from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.names import EMBEDDED
 
-EMBEDDED_FOLDER = Path(__file__).parent.parent / "embedded"
+EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
 ROOM = 256
 """Positions for contemplation tokens, or a chain, and the answer."""
 _SHAPING = (
@@ -92,13 +92,13 @@ class Theta:
         eos: int = self.encoder.tokenizer.eos_token_id
         return eos
 
-    def require_whole(self, doing: str, *, instead: str = "") -> None:
+    def require_resident(self, doing: str, *, instead: str = "") -> None:
         """For work whose gradients pass several layers at once.
 
         Raises:
             UsageError: where the layers come to the device one at a time.
         """
-        if self.blocks.layers_rest:
+        if self.blocks.is_offloaded:
             raise UsageError(
                 f"{doing} needs all of θ's layers on {self.device}, but model.offload leaves them in main memory",
                 fix=f"{instead}set model.offload to false in ccot.yaml, with a device that holds θ",
@@ -169,7 +169,7 @@ def load_theta(config: ModelConfig) -> Theta:
         raise _explain(config.name, error) from error
     blocks = Blocks(model.requires_grad_(False).eval())
     try:
-        blocks.to(device, layers_rest=config.offload and _has_memory_of_its_own(device))
+        blocks.to(device, offload=config.offload and _has_memory_of_its_own(device))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

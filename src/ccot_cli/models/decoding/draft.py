@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ccot_cli.errors import CorruptError, anew
+from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.tensors.probes import Probe, fit_probe
 
 FILE_NAME = "draft.safetensors"
@@ -59,10 +59,10 @@ class Draft:
             saved = load_file(path)
             weights_DC, tokens_C, share = saved["weights"], saved["tokens"], saved["share"].item()
         except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-            raise CorruptError(f"{path} cannot be read: {error}", fix=anew(folder)) from error
+            raise CorruptError(f"{path} cannot be read: {error}", fix=retrain_hint(folder)) from error
         fits = weights_DC.shape == (width + 1, *tokens_C.shape) and len(tokens_C) and tokens_C.dtype == torch.long
         if not (fits and 0 <= share <= 1 and bool(((tokens_C >= 0) & (tokens_C < vocabulary)).all())):
-            raise CorruptError(f"{path} does not fit a model of width {width}", fix=anew(folder))
+            raise CorruptError(f"{path} does not fit a model of width {width}", fix=retrain_hint(folder))
         return cls(Probe(weights_DC, tokens_C), share)
 
 

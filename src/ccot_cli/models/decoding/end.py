@@ -1,25 +1,29 @@
-"""END_ψ: does another contemplation token follow? (paper, section 4.2)
+"""END_ψ: does another contemplation token follow? (paper, section 4.2), and when to ask.
 
-A linear classifier on a contemplation token's raw state at index L, fitted by logistic regression. Another one, ours,
-foretells from index l what it is going to say, so that it is asked where it is likely to say END.
+END is a linear classifier on a contemplation token's raw state at index L. Asking it costs a pass through the layers
+above l, so a second classifier, the hint (ours), predicts from the state at index l what END will say; END is asked
+when the hint finds it likely. END alone decides: the hint changes the cost of a rollout, not its tokens.
 
-Dimensions: M tokens of many examples, B batch, K contemplation tokens, D width.
+Dimensions: B batch, K contemplation tokens, T tokens of one rollout, D width.
 """
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ccot_cli.errors import CorruptError, anew
-from ccot_cli.tensors.probes import Logistic, fit_logistic
+from ccot_cli.errors import CorruptError, retrain_hint
+from ccot_cli.tensors.probes import Logistic
 
 FILE_NAME = "end.safetensors"
+
+EndChance = Callable[[Tensor], Tensor]
+"""States at index l (B, D) -> probability that each row's token is END (B)."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +31,23 @@ class End:
     """Decides after which token no other comes."""
 
     rule: Logistic
-    """On raw states at index L: END where its logit is above 0."""
+    """On raw states at index L: END if its logit is above 0."""
     hint: Logistic
-    """On raw states at index l: whether the rule will say so."""
+    """On raw states at index l: whether the rule will say END."""
 
     def __call__(self, last_BKD: Tensor) -> Tensor:
-        """Raw states at index L -> True at END: B, K."""
+        """Apply the rule to raw states at index L; True at END: B, K."""
         return self.rule.logits(last_BKD) > 0
 
     def chance(self, lower_BD: Tensor) -> Tensor:
-        """How likely each row's token is END, from its state at index l: B."""
+        """Estimate how likely each row's token is END, from its state at index l: B."""
         return self.hint.logits(lower_BD).sigmoid()
 
     def to(self, device: torch.device) -> "End":
         return End(self.rule.to(device), self.hint.to(device))
 
     def save(self, folder: Path) -> None:
+        """Write both classifiers into a trained folder."""
         saved = {
             "weight": self.rule.weight_D,
             "bias": self.rule.bias,
@@ -53,10 +58,10 @@ class End:
 
     @classmethod
     def load(cls, folder: Path, width: int) -> "End":
-        """Read a saved one.
+        """Read saved classifiers.
 
         Raises:
-            CorruptError: where it is damaged or made for another width.
+            CorruptError: if the file is damaged or made for another width.
         """
         path = folder / FILE_NAME
         try:
@@ -64,76 +69,36 @@ class End:
             weights = saved["weight"], saved["hint_weight"]
             biases = saved["bias"], saved["hint_bias"]
         except (OSError, KeyError, SafetensorError) as error:
-            raise CorruptError(f"{path} cannot be read: {error}", fix=anew(folder)) from error
+            raise CorruptError(f"{path} cannot be read: {error}", fix=retrain_hint(folder)) from error
         fits = {each.shape for each in weights} == {(width,)} and {each.shape for each in biases} == {()}
         if not (fits and all(bool(tensor.isfinite().all()) for tensor in saved.values())):
-            raise CorruptError(f"{path} does not fit a model of width {width}", fix=anew(folder))
+            raise CorruptError(f"{path} does not fit a model of width {width}", fix=retrain_hint(folder))
         return cls(*map(Logistic, weights, biases))
 
 
-def fit_end(rule: Logistic, lower: Sequence[Tensor], last: Sequence[Tensor]) -> End:
-    """Give a rule its hint, which learns what the rule says of the tokens up to each problem's first END.
+class EndSchedule:
+    """Decides after which token of a rollout END is asked.
+
+    Asking too early costs L - l layer passes; waiting after all rows have ended costs l for every further token. So END
+    is asked once the expected cost of waiting reaches that of asking, the rows taken for independent. A wrong chance
+    costs layer passes, up to the cap; it never changes a token.
 
     Args:
-        lower: Raw states of each problem's tokens at index l: K, D.
-        last: The same at index L.
-    """
-    said: list[list[bool]] = [(rule.logits(each) > 0).tolist() for each in last]
-    reached = [each.index(True) + 1 if True in each else len(each) for each in said]
-    lower_MD = torch.cat([each[:count] for each, count in zip(lower, reached, strict=True)])
-    is_end = [is_end for each, count in zip(said, reached, strict=True) for is_end in each[:count]]
-    return End(rule, fit_logistic(lower_MD, torch.tensor(is_end, device=lower_MD.device)))
-
-
-def labelled(states: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """What END's rule is fitted on: every problem's tokens up to its last one.
-
-    Args:
-        states: Each problem's: K, D. Those behind its k-th are left out.
-        counts: k of each.
-
-    Returns:
-        last_MD and is_last_M, M tokens of all problems.
-    """
-    kept = [each[:count] for each, count in zip(states, counts, strict=True)]
-    is_last = [place == count for each, count in zip(kept, counts, strict=True) for place in range(1, 1 + len(each))]
-    return torch.cat(kept), torch.tensor(is_last, device=kept[0].device)
-
-
-BEYOND = 2
-"""Tokens behind the k-th up to which a rollout may go on."""
-
-
-class LateEnds:
-    """Where each problem's rollout ends, at its k-th token or where END might end it later (ours).
-
-    When a question is answered END decides, and now and then misses the k-th token. A ψ that has only read exactly k
-    (paper, section 4.2) does not know what to make of one more. Ends are drawn anew for every epoch, with the
-    probabilities of an END that is fitted before ψ learns, on one half of the problems for the other, so that it has
-    not seen those that it is asked about. Where it would end a rollout too early, k stands.
-
-    Args:
-        states: Raw states at index L of each problem's tokens, up to `BEYOND` behind its k-th: K, D.
-        counts: k of each.
-        seed: Of the draws.
+        chance: Probability that a token is END.
+        wanted_BT: True at tokens that may come; a row without another one is not waited for.
     """
 
-    def __init__(self, states: Sequence[Tensor], counts: Sequence[int], *, seed: int) -> None:
-        self._counts, self._seed = counts, seed
-        self._chances: list[list[float]] = [[] for _ in states]
-        """How likely END ends it after each token that is reached."""
-        for half in (0, 1):
-            others = range(1 - half, len(states), 2) or range(len(states))
-            tokens = labelled([states[number] for number in others], [counts[number] for number in others])
-            rule = fit_logistic(*tokens)
-            for number in range(half, len(states), 2):
-                self._chances[number] = rule.logits(states[number]).sigmoid().tolist()
+    def __init__(self, chance: EndChance, wanted_BT: Tensor, *, layer: int, num_layers: int) -> None:
+        self._chance = chance
+        self._may_go_on_BT = F.pad(wanted_BT[:, 1:].float(), (0, 1))
+        self._num_tokens = 0
+        self._is_open_B = torch.ones_like(self._may_go_on_BT[:, 0])
+        """Probability that a row has not come to END."""
+        self._threshold = (num_layers - layer) / num_layers
 
-    def __call__(self, epoch: int) -> list[int]:
-        """How many tokens each problem has in an epoch, counted from 0."""
-        draw = random.Random(f"{self._seed} {epoch}")
-        return [max(count, _end(chances, draw)) for count, chances in zip(self._counts, self._chances, strict=True)]
-
-
-def _end(chances: list[float], draw: random.Random) -> int:
-    return next((count for count, chance in enumerate(chances, start=1) if draw.random() < chance), len(chances))
+    def is_due(self, lower_BD: Tensor) -> bool:
+        """Add the next token, with these states at index l, and decide whether to ask END after it."""
+        self._is_open_B = self._is_open_B * (1 - self._chance(lower_BD))
+        have_ended: Tensor = (1 - self._is_open_B * self._may_go_on_BT[:, self._num_tokens]).prod()
+        self._num_tokens += 1
+        return bool(have_ended >= self._threshold)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ccot_cli.models.base.adapters import PHI, Adapters
-from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.decoding.looks import Chance, Lookout
+from ccot_cli.models.decoding.end import EndChance, EndSchedule
 
 IsEnd = Callable[[Tensor], Tensor]
 """Raw states at index L (B, K, D) -> True at tokens after which no other comes (B, K)."""
@@ -46,7 +46,6 @@ class Contemplation:
 
 
 def contemplate(
-    theta: Theta,
     adapters: Adapters,
     sequence: CachedSequence,
     first_BD: Tensor,
@@ -55,7 +54,7 @@ def contemplate(
     max_tokens: int,
     num_tokens_B: Tensor | None = None,
     is_end: IsEnd | None = None,
-    chance: Chance | None = None,
+    chance: EndChance | None = None,
     reserved: int = 0,
 ) -> Contemplation:
     """Generate contemplation tokens after the query, until END, a given number or the cap.
@@ -70,6 +69,7 @@ def contemplate(
         chance: How likely each row's token is END, from which follows when END is asked; without, after every token.
         reserved: Positions to leave for the answer, where the model has a last one; one token there is always.
     """
+    theta = adapters.theta
     adapters.use(PHI)
     batch, device = first_BD.shape[0], first_BD.device
     limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
@@ -79,16 +79,21 @@ def contemplate(
     chunks: list[_Chunk] = []
     state_BD, done = first_BD, 0
     is_end = is_end if num_tokens_B is None else None
+    # Between two tokens only their states at index l pass, so layers l+1..L of a whole chunk can wait and run in one
+    # parallel pass. A chunk ends when END has to be asked, because END reads index L: after every token without
+    # `chance`, when the schedule says so with it, and only at the limit if the number of tokens is given.
     is_one_by_one = is_end is not None and chance is None
     while done < limit:
         column_T = torch.arange(done, done + 1 if is_one_by_one else limit, device=device)
+        # Rows that have ended keep their columns, masked: a batch runs to its longest row.
         wanted_BT = is_alive_B[:, None] & (column_T[None] < limit_B[:, None])
-        lookout = None
-        if is_end and chance and not is_one_by_one:
-            lookout = Lookout(chance, wanted_BT, layer=layer, num_layers=theta.num_layers)
-        chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer, lookout=lookout))
+        schedule = None
+        if is_end and chance:
+            schedule = EndSchedule(chance, wanted_BT, layer=layer, num_layers=theta.num_layers)
+        chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer, schedule=schedule))
         state_BD, done = chunks[-1].next_BD, done + chunks[-1].exists_BT.shape[1]
         if is_end:
+            # The chunk may have run past a row's END, which is seen only now; those columns are masked out again.
             chunks[-1] = chunks[-1].cut(is_end, sequence)
             is_alive_B = is_alive_B & ~chunks[-1].has_end_B
             if not bool((is_alive_B & (limit_B > done)).any()):
@@ -103,7 +108,7 @@ def contemplate(
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Tokens between two looks at END."""
+    """Tokens up to the next time END is asked."""
 
     inputs_BTD: Tensor
     last_BTD: Tensor
@@ -122,10 +127,16 @@ class _Chunk:
 
 
 def _generate(
-    theta: Theta, sequence: CachedSequence, state_BD: Tensor, wanted_BT: Tensor, *, layer: int, lookout: Lookout | None
+    theta: Theta,
+    sequence: CachedSequence,
+    state_BD: Tensor,
+    wanted_BT: Tensor,
+    *,
+    layer: int,
+    schedule: EndSchedule | None,
 ) -> _Chunk:
-    """Layers 1..l token by token, all or until a look is due, the layers above for all of them at once."""
-    is_last = lookout.is_due if lookout else None
+    """Run layers 1..l token by token, until END is due, then the layers above for the whole chunk at once."""
+    is_last = schedule.is_due if schedule else None
     inputs_BTD, lower_BTD = theta.blocks.feed_back(sequence, state_BD, wanted_BT, layer=layer, is_last=is_last)
     last_BTD = theta.blocks.run(lower_BTD, layer, theta.num_layers, sequence)
     exists_BT = wanted_BT[:, : last_BTD.shape[1]]
@@ -133,7 +144,6 @@ def _generate(
 
 
 def replay(
-    theta: Theta,
     adapters: Adapters,
     sequence: CachedSequence,
     inputs_BKD: Tensor,
@@ -149,6 +159,7 @@ def replay(
     Returns:
         lower_BKD and last_BKD, raw states at index l and at index L.
     """
+    theta = adapters.theta
     adapters.use(PHI)
     sequence.extend(mask_BK)
     with torch.no_grad():

@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ccot_cli.models.base.adapters import PSI, Adapters
-from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.tensors.masks import pad_right
 
 
 @dataclass(frozen=True)
@@ -59,33 +57,8 @@ class _Speakers:
         self.is_capped_B, self.is_alive_B = self.is_capped_B | is_full_B, self.is_alive_B & ~is_full_B
 
 
-def answer_loss(
-    theta: Theta,
-    adapters: Adapters,
-    sequence: CachedSequence,
-    start: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-) -> Tensor:
-    """Mean cross-entropy of the answers' tokens after `start` (<ANS>), under ψ (paper, LOSS_ψ).
-
-    Args:
-        sequence: Query and contemplation tokens so far.
-        start: Ids that every row is given, the same number in each, at least one; not counted.
-        answers: Ids that every row must say, end of sequence included.
-    """
-    adapters.use(PSI)
-    given = len(start[0])
-    fed = [[*opening, *answer[:-1]] for opening, answer in zip(start, answers, strict=True)]
-    fed_BT, mask_BT = pad_right(fed, fill=theta.pad_id, device=theta.device)
-    hidden_BOD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)[:, given - 1 :]
-    target_BO, mask_BO = pad_right(answers, fill=theta.pad_id, device=theta.device)
-    # Padding gets no logits: they are the largest tensor of a step that writes whole chains.
-    return F.cross_entropy(theta.blocks.logits(hidden_BOD[mask_BO]).float(), target_BO[mask_BO])
-
-
 @torch.no_grad()
 def decode(
-    theta: Theta,
     adapters: Adapters,
     sequence: CachedSequence,
     start: Sequence[Sequence[int]],
@@ -106,6 +79,7 @@ def decode(
         is_done: Whether a row that has decoded these tokens ends there too.
         draft_B: A guess at each row's first token; a right one saves a pass, none changes a token.
     """
+    theta = adapters.theta
     adapters.use(adapter)
     # How many tokens each row can say: the last one is not fed.
     limit_B = torch.full((len(start),), max_tokens, device=theta.device)

@@ -1,39 +1,52 @@
-"""CCoT as a way of answering: contemplation tokens, then the answer (paper, Algorithm 2)."""
+"""CCoT: contemplation tokens, then the answer (paper, Algorithm 2)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from ccot_cli.config import DecodingConfig
+from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.controls import Control, Replacement
-from ccot_cli.models.methods.method import AnswerReasoner, Clock, Prepared, Traits
-from ccot_cli.models.training.queries import encode_query
+from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prepared
 from ccot_cli.tensors.select import max_contemplation
-
-TRAITS = Traits("yes", "continuous", "variable length, autoregressive")
 
 
 @dataclass
-class CcotReasoner(AnswerReasoner):
-    """Contemplation tokens, then the answer (paper, Algorithm 2)."""
+class CcotMethod(AnswerMethod):
+    """Query under θ, contemplation tokens under φ until END, answer under ψ."""
 
     end: End
     draft: Draft
     control: Control | None = None
-    """What stands in the contemplation tokens' place."""
+    """What replaces the contemplation tokens, if anything does."""
+
+    @classmethod
+    def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "CcotMethod":
+        """Read φ and END; answer with the ψ that is loaded.
+
+        Raises:
+            CorruptError: if a file is damaged or made for another model.
+        """
+        adapters.load(PHI, folder / PHI)
+        config, device = adapters.theta.model.config, adapters.theta.device
+        end = End.load(folder, config.hidden_size).to(device)
+        draft = Draft.load(folder, config.hidden_size, config.vocab_size).to(device)
+        return cls(adapters, info, decoding, end, draft)
 
     @property
     def name(self) -> str:
-        return f"{self.method.name}, {self.control}" if self.control else self.method.name
+        return f"{self.info.name}, {self.control}" if self.control else self.info.name
 
     def prepare(self, queries: list[list[int]]) -> Prepared:
         clock = Clock(self.theta.device)
-        layer = self.method.autoregressive_layer
-        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=layer)
+        layer = self.info.autoregressive_layer
+        sequence, first_BD = encode_query(self.adapters, queries, layer=layer)
         prefill = clock.lap()
         most = max_contemplation(self.ratio, self.decoding.cap_tokens)
         tokens = contemplate(
-            self.theta,
             self.adapters,
             sequence,
             first_BD,
@@ -46,7 +59,7 @@ class CcotReasoner(AnswerReasoner):
         drafts = not (self._is_reference or self.control) and self.draft.pays(len(queries))
         draft_B = self.draft(tokens.final_BD) if drafts else None
         if self.control:
-            sequence = Replacement(self.theta, self.adapters, layer, self.control)(queries, tokens)
+            sequence = Replacement(self.adapters, layer, self.control)(queries, tokens)
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
         return Prepared(sequence, counts, is_capped, prefill, clock.lap(), draft_B)
 

@@ -1,6 +1,6 @@
 """Training-free chains: θ is asked to think step by step, or shown how by a few solved problems.
 
-For models that were taught to follow instructions. `zero-shot` appends "Let's think step by step." (Kojima et al.,
+For models that were trained to follow instructions. `zero-shot` appends "Let's think step by step." (Kojima et al.,
 2022); `few-shot` shows solved training problems first (Wei et al., 2022).
 """
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 from ccot_cli.data.answers import has_whole_answer
 from ccot_cli.data.problems import Problem
-from ccot_cli.models.methods.method import ChainReasoner
+from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.names import PromptingName
 
 ENCOURAGEMENT = "Let's think step by step."
 
 
 @dataclass
-class PromptedReasoner(ChainReasoner):
-    """θ writes a chain for a question that was put in other words."""
+class PromptedMethod(ChainMethod):
+    """θ writes a chain for a question that is rephrased as a prompt."""
 
     shots: Sequence[Problem] = field(default_factory=list)
     """Solved problems to show first."""
@@ -29,20 +29,19 @@ class PromptedReasoner(ChainReasoner):
         return "\n\n".join([*solved, f"Question: {question}\nAnswer:"])
 
 
-def prompted(plain: ChainReasoner, name: PromptingName, shots: Sequence[Problem]) -> PromptedReasoner:
-    """A chain by θ itself, asked for in that way.
+def prompted(plain: ChainMethod, name: PromptingName, shots: Sequence[Problem]) -> PromptedMethod:
+    """Prompt θ for a chain.
 
-    Shown solved problems, a model goes on with a problem of its own; it is stopped after the first answer.
+    After solved problems a model goes on with a problem of its own, so few-shot ends after the first answer.
     """
-    theta, line_breaks = plain.theta, plain.theta.encoder.line_breaks
+    encoder = plain.theta.encoder
     if name == "zero-shot":
-        return PromptedReasoner(theta, plain.adapters, plain.max_chain_tokens, name=name)
-    return PromptedReasoner(
-        theta,
+        return PromptedMethod(plain.adapters, plain.max_chain_tokens, name=name)
+    return PromptedMethod(
         plain.adapters,
         plain.max_chain_tokens,
         name=name,
-        # To read all that was said costs as much as saying it: only where a line has ended.
-        is_done=lambda ids: ids[-1] in line_breaks and has_whole_answer(theta.encoder.decode(ids)),
+        # Decoding the whole text is slow, so it is checked at the ends of lines only.
+        is_done=lambda ids: ids[-1] in encoder.line_breaks and has_whole_answer(encoder.decode(ids)),
         shots=shots,
     )

@@ -5,15 +5,16 @@ problem's gold states stand for its last query token (z_0's place) and its m cha
 """
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ccot_cli.data.batches import plan_batches
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.adapters import Adapters
-from ccot_cli.models.base.blocks import CachedSequence
-from ccot_cli.models.base.cache import empty_cache
+from ccot_cli.models.base.cache import CachedSequence, empty_cache
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.tensors.masks import first_columns, pad_right
@@ -22,17 +23,15 @@ STORED_DTYPE = torch.bfloat16
 """Two bytes a number, and the range of float32; the rounding is far below what φ can imitate."""
 
 
-def plan_batches(lengths: Sequence[int], *, batch_tokens: int) -> list[list[int]]:
-    """Group problems of like length: a padded batch holds `batch_tokens` tokens at most, or one problem."""
-    order = sorted(range(len(lengths)), key=lambda number: (-lengths[number], number))
-    batches: list[list[int]] = []
-    for number in order:
-        # The first of a batch is its longest.
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
-            batches[-1].append(number)
-        else:
-            batches.append([number])
-    return batches
+@dataclass(frozen=True)
+class GoldExample:
+    """One problem's selected gold states, which φ learns to generate."""
+
+    query: list[int]
+    gold_JID: Tensor
+    """z_0 .. z_k at every index: 1 + k, L + 1, D."""
+    next_K: Tensor
+    """The token that follows each kept one in the chain."""
 
 
 def solution_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
@@ -69,12 +68,13 @@ def gold_states(
         yield from ((number, each) for number, each in zip(batch, rows, strict=True) if number not in skip)
 
 
-def place_gold(theta: Theta, adapters: Adapters, sequence: CachedSequence, gold: Sequence[Tensor]) -> None:
+def place_gold(adapters: Adapters, sequence: CachedSequence, gold: Sequence[Tensor]) -> None:
     """Append gold states in the contemplation tokens' place, their keys and values made under θ.
 
     Args:
         gold: Each row's states at every index: K, I, D.
     """
+    theta = adapters.theta
     gold_BKID = pad_sequence(list(gold), batch_first=True).to(theta.device, theta.dtype)
     sequence.extend(first_columns([len(rows) for rows in gold], device=theta.device))
     adapters.use(None)

@@ -19,11 +19,12 @@ from math import log
 import torch
 from torch import Tensor
 
+from ccot_cli.data.batches import plan_batches
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.models.base.blocks import CachedSequence
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.gold import plan_batches, solution_ids
+from ccot_cli.models.selection.gold import solution_ids
 from ccot_cli.tensors.masks import pad_right
 
 PRIOR_COUNT = 10.0

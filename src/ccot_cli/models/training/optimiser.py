@@ -4,24 +4,24 @@
 matrix before stepping (Jordan et al., 2024), so that weak directions of a gradient learn as fast as strong ones.
 """
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ccot_cli.data.batches import bucketed
+from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
 from ccot_cli.errors import DivergedError
 from ccot_cli.models.base.memory import does_not_fit, is_out_of_memory, release
 from ccot_cli.names import OptimiserName
 
-Share = Callable[[Sequence[int], Sequence[int]], Tensor]
-"""(some examples of a batch, the whole batch) -> what those add to the batch's loss."""
+PartLoss = Callable[[Sequence[int], Sequence[int]], Tensor]
+"""(a part of a batch, the whole batch) -> what the part's examples add to the batch's loss."""
 
-WARM_UP_SHARE = 0.05
+WARM_UP = 0.05
 MAX_BAD_STEPS = 5
 
 
@@ -117,15 +117,34 @@ class Optimiser:
             else torch.optim.AdamW(every, lr=learning_rate, weight_decay=0.0)
         )
 
+    @classmethod
+    def from_config(
+        cls,
+        parameters: dict[str, nn.Parameter],
+        config: TrainPhiConfig | TrainPsiConfig,
+        *,
+        num_steps: int,
+        restarts: Sequence[int] = (),
+    ) -> Self:
+        """Take kind, rate and micro-batch size from a stage's settings."""
+        return cls(
+            parameters,
+            learning_rate=config.learning_rate,
+            num_steps=num_steps,
+            kind=config.optimiser,
+            restarts=restarts,
+            micro_batch_size=config.micro_batch_size,
+        )
+
     def _rate(self) -> float:
-        warm_up = max(1, round(WARM_UP_SHARE * self.num_steps / len(self.restarts)))
+        warm_up = max(1, round(WARM_UP * self.num_steps / len(self.restarts)))
         begun = max(start for start in self.restarts if start <= self.step_count)
         rise = min(1.0, (self.step_count - begun + 1) / warm_up)
         last = self.restarts[-1]
         fall = max(0, self.step_count - last) / (self.num_steps - last)
         return self.learning_rate * rise * (1 - fall)
 
-    def step_on(self, batch: Sequence[int], share: Share) -> float:
+    def step_on(self, batch: Sequence[int], part_loss: PartLoss) -> float:
         """Go down one step of a batch's loss, in micro-batches whose gradients are added up.
 
         A loss or gradient that is not finite changes nothing. Where a micro-batch does not fit into memory, they are
@@ -135,9 +154,9 @@ class Optimiser:
             DivergedError: after several bad steps in a row, or a bad last one.
             ResourceError: where a single example does not fit.
         """
-        loss = self._add_up(batch, share)
+        loss = self._add_up(batch, part_loss)
         while loss is None:
-            loss = self._add_up(batch, share)
+            loss = self._add_up(batch, part_loss)
         return self._descend(loss)
 
     def _descend(self, loss: float) -> float:
@@ -163,14 +182,14 @@ class Optimiser:
         self.step_count += 1
         return loss
 
-    def _add_up(self, batch: Sequence[int], share: Share) -> float | None:
+    def _add_up(self, batch: Sequence[int], part_loss: PartLoss) -> float | None:
         """A batch's loss, its gradient left in the parameters; None where memory did not suffice for a part."""
         self._inner.zero_grad(set_to_none=True)
         size = min(self.micro_batch_size or len(batch), len(batch))
         total = 0.0
         try:
             for start in range(0, len(batch), size):
-                loss = share(batch[start : start + size], batch)
+                loss = part_loss(batch[start : start + size], batch)
                 total += float(loss.detach())
                 if not isfinite(total):
                     return total
@@ -208,23 +227,3 @@ class Optimiser:
             # AdamW keeps its count of steps on the CPU.
             device = tensor.device if tensor.ndim == 0 else parameter.device
             self._inner.state[parameter][kind] = tensor.to(device)
-
-
-def steps_over(
-    optimiser: Optimiser, lengths: Sequence[int], *, batch_size: int, seed: int, share: Share
-) -> Iterator[float]:
-    """Pass over a data set in batches of like length, from wherever the optimiser stands to its last step.
-
-    Args:
-        lengths: One for every example.
-        share: Of examples by their numbers.
-
-    Yields:
-        Each step's loss.
-    """
-    per_epoch = -(-len(lengths) // batch_size)
-    while optimiser.step_count < optimiser.num_steps:
-        epoch, done = divmod(optimiser.step_count, per_epoch)
-        shuffler = random.Random(f"{seed}/{epoch}")
-        for batch in bucketed(lengths, batch_size=batch_size, shuffler=shuffler)[done:]:
-            yield optimiser.step_on(batch, share)

@@ -11,19 +11,19 @@ Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I indices l..L
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ccot_cli.config import TrainPhiConfig
 from ccot_cli.models.base.adapters import PHI, Adapters
-from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.training.optimiser import Optimiser, steps_over
-from ccot_cli.models.training.phi_layerwise import PhiExample
+from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training.loop import Training
+from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.models.training.queries import Queries
-from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import huber, scaled_errors
 from ccot_cli.tensors.masks import first_columns
 
@@ -52,9 +52,8 @@ class Generated:
 
 
 def generate(
-    theta: Theta,
     adapters: Adapters,
-    examples: Sequence[PhiExample],
+    examples: Sequence[GoldExample],
     queries: Queries,
     numbers: Sequence[int],
     *,
@@ -62,7 +61,10 @@ def generate(
     gold_share: float = 0.0,
     seed: str = "",
 ) -> Generated:
-    """φ's states for some examples, from gold inputs or by its own rollout.
+    """Compute φ's states for some examples, from gold inputs or by its own rollout.
+
+    A rollout is sequential through layers 1..l only. It runs without gradients and yields the inputs; one parallel pass
+    over these inputs then carries the gradients, as teacher forcing does, but on φ's own mistakes.
 
     Args:
         queries: Those of the examples.
@@ -70,6 +72,7 @@ def generate(
         gold_share: How many inputs are gold states, drawn token by token; at 1 all tokens are run in one pass.
         seed: Of the draw, together with an example's number: parts of a batch draw what the whole would.
     """
+    theta = adapters.theta
     gold = [examples[number].gold_JID[:, layer:] for number in numbers]
     gold_BJID = pad_sequence(gold, batch_first=True).to(theta.device).float()
     mask_BK = first_columns([len(rows) - 1 for rows in gold], device=theta.device)
@@ -85,15 +88,18 @@ def generate(
 
         with torch.no_grad():
             adapters.use(PHI)
+            # Without `instead` the recurrence feeds φ's own states; with it, a gold state replaces some of them.
             inputs_BKD, lower_BKD = theta.blocks.feed_back(
                 sequence, fed_BJD[:, 0], mask_BK, layer=layer, instead=instead if gold_share else None
             )
-    # Without gradients the rollout's own states serve; with them, the same inputs run once more in one parallel pass.
+    # Taught, no rollout was needed. Otherwise the columns of the rollout are dropped from the cache and the same inputs
+    # run again with gradients; if none are wanted, the rollout's states at index l serve as they are.
     if lower_BKD is None or torch.is_grad_enabled():
         adapters.use(PHI)
         sequence.crop(num_query)
         sequence.extend(mask_BK)
         lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
+    # The loss reads every index from l on; layers above l are parallel in either case.
     states = theta.blocks.run_each(lower_BKD, layer, theta.num_layers, sequence)
     return Generated(torch.stack(states, dim=1), gold_BJID[:, 1:].transpose(1, 2), mask_BK)
 
@@ -108,57 +114,35 @@ WEANED_AT = 0.5
 """Share of the rollout epochs after which no input is gold any more."""
 
 
-class JointTraining:
+class JointTraining(Training):
     """Steps over the data set: `taught_epochs` from gold inputs, then `epochs` of rollouts."""
 
     def __init__(
-        self,
-        theta: Theta,
-        adapters: Adapters,
-        examples: Sequence[PhiExample],
-        queries: Queries,
-        *,
-        layer: int,
-        taught_epochs: int,
-        epochs: int,
-        batch_size: int,
-        learning_rate: float,
-        optimiser: OptimiserName,
-        micro_batch_size: int | None = None,
-        seed: int,
+        self, adapters: Adapters, examples: Sequence[GoldExample], queries: Queries, config: TrainPhiConfig
     ) -> None:
-        self.theta, self.adapters, self.examples, self.queries = theta, adapters, examples, queries
-        self.layer, self.batch_size, self.seed = layer, batch_size, seed
+        self.adapters, self.examples, self.queries = adapters, examples, queries
+        self.layer, self.batch_size, self.seed = config.autoregressive_layer, config.batch_size, config.seed
+        self.lengths = [len(example.query) + len(example.gold_JID) for example in examples]
         parameters = adapters.parameters(PHI)
         adapters.train_only(parameters)
-        self.steps_per_epoch = -(-len(examples) // batch_size)
-        self.taught_steps = taught_epochs * self.steps_per_epoch
-        num_steps = self.taught_steps + epochs * self.steps_per_epoch
-        self.optimiser = Optimiser(
-            parameters,
-            learning_rate=learning_rate,
-            num_steps=num_steps,
-            kind=optimiser,
-            micro_batch_size=micro_batch_size,
-        )
-
-    def steps(self) -> Iterator[float]:
-        """Train from wherever the optimiser stands to the end, yielding each step's loss."""
-        lengths = [len(example.query) + len(example.gold_JID) for example in self.examples]
-        return steps_over(self.optimiser, lengths, batch_size=self.batch_size, seed=self.seed, share=self.share)
+        self.taught_steps = config.taught_epochs * self.steps_per_epoch
+        num_steps = self.taught_steps + config.epochs * self.steps_per_epoch
+        self.optimiser = Optimiser.from_config(parameters, config, num_steps=num_steps)
 
     @property
     def gold_share(self) -> float:
-        """1 while taught, then falling evenly to 0."""
+        """How many inputs are gold: 1 while taught, then falling evenly to 0."""
         step, taught = self.optimiser.step_count, self.taught_steps
         weaned = WEANED_AT * (self.optimiser.num_steps - taught)
         return max(0.0, 1 - (step - taught + 1) / weaned) if step >= taught and weaned else 1.0
 
-    def share(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
-        """What some examples add to their batch's loss, the scaled error over indices l..L."""
-        arguments = (self.theta, self.adapters, self.examples, self.queries, part)
+    def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
+        """Compute what some examples add to their batch's loss, the scaled error over indices l..L."""
         made = generate(
-            *arguments,
+            self.adapters,
+            self.examples,
+            self.queries,
+            part,
             layer=self.layer,
             gold_share=self.gold_share,
             seed=f"{self.seed}/{self.optimiser.step_count}",

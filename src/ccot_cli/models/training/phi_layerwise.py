@@ -22,26 +22,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ccot_cli.config import TrainPhiConfig
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, Adapters
-from ccot_cli.models.base.blocks import CachedSequence
-from ccot_cli.models.base.cache import empty_cache
+from ccot_cli.models.base.cache import CachedSequence, empty_cache
 from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.gold import GoldExample
 from ccot_cli.models.training.optimiser import Optimiser
-from ccot_cli.names import OptimiserName
 from ccot_cli.tensors.losses import scaled_mse
 from ccot_cli.tensors.masks import first_columns, pad_left
-
-
-@dataclass(frozen=True)
-class PhiExample:
-    """One problem for φ."""
-
-    query: list[int]
-    gold_JID: Tensor
-    """z_0 .. z_k at every index: 1 + k, L + 1, D."""
-    next_K: Tensor
-    """The token that follows each kept one in the chain."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ class _Batch:
     """
 
     def __init__(
-        self, theta: Theta, examples: Sequence[PhiExample], *, layer: int, number: int, folder: Path | None
+        self, theta: Theta, examples: Sequence[GoldExample], *, layer: int, number: int, folder: Path | None
     ) -> None:
         self.theta, self._number, self._folder = theta, number, folder
         ids_BN, self.query_mask_BN = pad_left(
@@ -169,7 +158,7 @@ class _Batch:
         self._state_BKD = self._rest("state", self.ready(index).run())
 
 
-def rest_bytes(theta: Theta, examples: Sequence[PhiExample]) -> int:
+def rest_bytes(theta: Theta, examples: Sequence[GoldExample]) -> int:
     """What the batches of these examples hold from one layer to the next, padding apart."""
     heads, channels = theta.blocks.heads
     width: int = theta.model.config.hidden_size
@@ -191,18 +180,11 @@ def _ahead(batches: Iterable[_Batch], index: int) -> Iterator[_Lesson]:
 
 
 def train_layerwise(
-    theta: Theta,
     adapters: Adapters,
-    train: Sequence[PhiExample],
-    validation: Sequence[PhiExample],
+    train: Sequence[GoldExample],
+    validation: Sequence[GoldExample],
+    config: TrainPhiConfig,
     *,
-    layer: int,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    optimiser: OptimiserName = "adamw",
-    micro_batch_size: int | None = None,
-    seed: int,
     num_trained: int = 0,
     folder: Path | None = None,
     on_step: Callable[[int, float], None] = lambda index, loss: None,
@@ -210,19 +192,26 @@ def train_layerwise(
     """Train φ's layers 1..L in turn and report each as it is done.
 
     Args:
-        layer: Autoregressive layer l, whose gold states are the inputs.
-        epochs: Passes over the data for each layer.
-        micro_batch_size: Most examples whose gradients are computed at once; a whole batch's by default.
+        config: `autoregressive_layer` says whose gold states are the inputs, `epochs` counts passes for each layer.
         num_trained: Layers that an earlier run has trained already; they are passed through.
         folder: Where states, keys and values rest between two layers; on the device by default.
         on_step: Called with the layer and the loss after every step.
     """
-    shuffler = random.Random(seed)
+    theta = adapters.theta
+    shuffler = random.Random(config.seed)
     numbers = count()
     train_batches, validation_batches = (
         [
-            _Batch(theta, [examples[each] for each in group], layer=layer, number=next(numbers), folder=folder)
-            for group in bucketed([len(each.query) for each in examples], batch_size=batch_size, shuffler=shuffler)
+            _Batch(
+                theta,
+                [examples[each] for each in group],
+                layer=config.autoregressive_layer,
+                number=next(numbers),
+                folder=folder,
+            )
+            for group in bucketed(
+                [len(each.query) for each in examples], batch_size=config.batch_size, shuffler=shuffler
+            )
         ]
         for examples in (train, validation)
     )
@@ -234,15 +223,7 @@ def train_layerwise(
                 for batch in every:
                     batch.run_query(index)
             if index > num_trained:
-                parameters = adapters.parameters(PHI, layers=range(index - 1, index))
-                steps = Optimiser(
-                    parameters,
-                    learning_rate=learning_rate,
-                    num_steps=epochs * len(train_batches),
-                    kind=optimiser,
-                    micro_batch_size=micro_batch_size,
-                )
-                yield _train_layer(adapters, train_batches, validation_batches, index, epochs, steps, seed, on_step)
+                yield _train_layer(adapters, train_batches, validation_batches, index, config, on_step)
             adapters.train_only(())
             if index < theta.num_layers:
                 adapters.use(PHI)
@@ -256,19 +237,19 @@ def _train_layer(
     train: list[_Batch],
     validation: list[_Batch],
     index: int,
-    epochs: int,
-    optimiser: Optimiser,
-    seed: int,
+    config: TrainPhiConfig,
     on_step: Callable[[int, float], None],
 ) -> LayerReport:
+    parameters = adapters.parameters(PHI, layers=range(index - 1, index))
+    optimiser = Optimiser.from_config(parameters, config, num_steps=config.epochs * len(train))
     untrained = _mean_loss(adapters, validation, index)
-    adapters.train_only(optimiser.parameters)
-    shuffler = random.Random(f"{seed}/{index}")
+    adapters.train_only(parameters)
+    shuffler = random.Random(f"{config.seed}/{index}")
     losses: list[float] = []
-    for _ in range(epochs):
+    for _ in range(config.epochs):
         losses = []
         for lesson in _ahead(shuffler.sample(train, len(train)), index):
-            losses.append(optimiser.step_on(range(len(lesson.mask_BK)), partial(_share, adapters, lesson)))
+            losses.append(optimiser.step_on(range(len(lesson.mask_BK)), partial(_part_loss, adapters, lesson)))
             on_step(index, losses[-1])
     return LayerReport(
         layer=index,
@@ -278,8 +259,8 @@ def _train_layer(
     )
 
 
-def _share(adapters: Adapters, lesson: _Lesson, part: Sequence[int], whole: Sequence[int]) -> Tensor:
-    """What a stretch of a batch's rows adds to its loss."""
+def _part_loss(adapters: Adapters, lesson: _Lesson, part: Sequence[int], whole: Sequence[int]) -> Tensor:
+    """Compute what consecutive rows of a batch add to its loss."""
     adapters.use(PHI)
     return lesson.loss(slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ccot_cli.config import TrainPhiConfig
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.gold import GoldExample
 from ccot_cli.models.training.phi_joint import Generated, generate
-from ccot_cli.models.training.phi_layerwise import PhiExample
 from ccot_cli.models.training.queries import Queries
 from ccot_cli.tensors.probes import Probe, fit_probe
 
@@ -44,7 +45,7 @@ class PhiReport:
         return sum(self.losses) / len(self.losses)
 
 
-def _are_numbers(theta: Theta, examples: Sequence[PhiExample]) -> Tensor:
+def _are_numbers(theta: Theta, examples: Sequence[GoldExample]) -> Tensor:
     """Which tokens of the vocabulary, among those that follow a kept one, are written with digits: V.
 
     By their text: a byte's name, such as `<0x0A>`, has digits too.
@@ -60,21 +61,19 @@ class PhiJudge:
 
     def __init__(
         self,
-        theta: Theta,
         adapters: Adapters,
-        train: Sequence[PhiExample],
-        validation: Sequence[PhiExample],
+        train: Sequence[GoldExample],
+        validation: Sequence[GoldExample],
         queries: Queries,
-        *,
-        layer: int,
-        batch_size: int,
+        config: TrainPhiConfig,
     ) -> None:
-        self.theta, self.adapters, self.validation, self.queries = theta, adapters, validation, queries
-        self.layer, self.batch_size = layer, batch_size
+        theta, layer = adapters.theta, config.autoregressive_layer
+        self.adapters, self.validation, self.queries = adapters, validation, queries
+        self.layer, self.batch_size = layer, config.batch_size
         self._is_number = _are_numbers(theta, [*train, *validation])
         self._probes = [self._fit(train[:MOST_EXAMPLES], index) for index in (layer, theta.num_layers)]
 
-    def _fit(self, examples: Sequence[PhiExample], index: int) -> Probe | None:
+    def _fit(self, examples: Sequence[GoldExample], index: int) -> Probe | None:
         labels_M = torch.cat([example.next_K for example in examples])
         chosen_M = self._is_number[labels_M]
         if not bool(chosen_M.any()):
@@ -95,7 +94,7 @@ class PhiJudge:
             made_IMD.append(made.states_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].float().cpu())
         error_IM, where_M, label_M = torch.cat(errors_IM, dim=1), torch.cat(place_M), torch.cat(labels_M)
         gold, generated = torch.cat(gold_IMD, dim=1), torch.cat(made_IMD, dim=1)
-        embedding = self.theta.blocks.embedding.weight
+        embedding = self.adapters.theta.blocks.embedding.weight
         assert isinstance(embedding, Tensor)
         both = (gold[0], gold[1], generated[0], generated[1])
         return PhiReport(
@@ -112,9 +111,7 @@ class PhiJudge:
         """What φ makes of every validation problem, with their numbers."""
 
         def run(numbers: Sequence[int]) -> tuple[Sequence[int], Generated]:
-            return numbers, generate(
-                self.theta, self.adapters, self.validation, self.queries, numbers, layer=self.layer
-            )
+            return numbers, generate(self.adapters, self.validation, self.queries, numbers, layer=self.layer)
 
         everything = range(len(self.validation))
         for start in range(0, len(everything), self.batch_size):

@@ -1,4 +1,4 @@
-"""Read queries: anew, or a data set's from a file, as nothing that is trained later changes what they are under θ.
+"""A data set's queries for training: run at every use, or kept in a file, because training never changes θ.
 
 Dimensions: B batch, Q queries, N query, H heads, C channels of a head, I all indices 0..L, D width.
 """
@@ -11,59 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ccot_cli.errors import UsageError
+from ccot_cli.data.batches import plan_batches
 from ccot_cli.models.base.adapters import Adapters
-from ccot_cli.models.base.blocks import CachedSequence
-from ccot_cli.models.base.cache import empty_cache
+from ccot_cli.models.base.cache import CachedSequence, empty_cache
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.gold import STORED_DTYPE, plan_batches
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.selection.gold import STORED_DTYPE
 from ccot_cli.tensors.masks import pad_left
-
-PASS_TOKENS = 1024
-"""Tokens of queries in one pass on a CPU, so that what its layers hand on stays in its caches."""
-
-
-def encode_query(
-    theta: Theta, adapters: Adapters, queries: list[list[int]], *, layer: int, adapter: str | None = None
-) -> tuple[CachedSequence, Tensor]:
-    """Run the queries, under θ unless an adapter is named.
-
-    Returns:
-        The sequence to continue, and z_0, the last query token's state at index l: B, D.
-
-    Raises:
-        UsageError: where a query has more tokens than the model has positions.
-    """
-    ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
-    num_columns, most = ids_BN.shape[1], theta.blocks.num_positions
-    if most is not None and num_columns > most:
-        raise UsageError(
-            f"a question of {num_columns:,} tokens is longer than the model's {most:,} positions",
-            fix="ask a shorter one",
-        )
-    adapters.use(adapter)
-    rows = max(1, PASS_TOKENS // num_columns) if theta.device.type == "cpu" else len(queries)
-    parts = [
-        _encode(theta, ids, mask, layer=layer)
-        for ids, mask in zip(torch.split(ids_BN, rows), torch.split(mask_BN, rows), strict=True)
-    ]
-    return CachedSequence.joined([sequence for sequence, _ in parts]), torch.cat([first_BD for _, first_BD in parts])
-
-
-def read_query(
-    theta: Theta, adapters: Adapters, queries: list[list[int]], *, adapter: str | None = None
-) -> CachedSequence:
-    """The same where only what comes next matters: no state of the query's own is computed that nobody reads."""
-    return encode_query(theta, adapters, queries, layer=theta.num_layers - 1, adapter=adapter)[0]
-
-
-def _encode(theta: Theta, ids_BN: Tensor, mask_BN: Tensor, *, layer: int) -> tuple[CachedSequence, Tensor]:
-    sequence, top = CachedSequence.empty(len(ids_BN), theta.device), theta.num_layers - 1
-    lower_BND = theta.blocks.run_ids(ids_BN, mask_BN, sequence, last=layer)
-    if layer <= top:
-        theta.blocks.fill(theta.blocks.run(lower_BND, layer, top, sequence), top, sequence)
-    return sequence, lower_BND[:, -1]
 
 
 class Queries(Protocol):
@@ -92,10 +47,8 @@ class FreshQueries(Queries):
         rounds: Round as a file of kept ones does, so that what is learned does not depend on the room for one.
     """
 
-    def __init__(
-        self, theta: Theta, adapters: Adapters, queries: Sequence[list[int]], layer: int, *, rounds: bool = False
-    ) -> None:
-        self.theta, self.adapters, self.layer, self._rounds = theta, adapters, layer, rounds
+    def __init__(self, adapters: Adapters, queries: Sequence[list[int]], layer: int, *, rounds: bool = False) -> None:
+        self.adapters, self.layer, self._rounds = adapters, layer, rounds
         self._queries = queries
 
     @property
@@ -105,11 +58,11 @@ class FreshQueries(Queries):
     @torch.no_grad()
     def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
         queries = [self.queries[number] for number in numbers]
-        sequence, first_BD = encode_query(self.theta, self.adapters, queries, layer=self.layer)
+        sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer)
         if not self._rounds:
             return sequence, first_BD
         cache = empty_cache()
-        for layer in range(self.theta.num_layers):
+        for layer in range(self.adapters.theta.num_layers):
             keys, values = map(_rounded, sequence.keys_values(layer))
             cache.update(keys, values, layer_idx=layer)
         return CachedSequence(cache, sequence.mask_BS), _rounded(first_BD)
@@ -157,10 +110,9 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fill_queries(
-    theta: Theta, adapters: Adapters, queries: Sequence[list[int]], path: Path, *, batch_tokens: int
-) -> Iterator[int]:
+def fill_queries(adapters: Adapters, queries: Sequence[list[int]], path: Path, *, batch_tokens: int) -> Iterator[int]:
     """Run θ over every query and keep what comes of it at `path`, made anew; yields how many a batch had."""
+    theta = adapters.theta
     path.unlink(missing_ok=True)
     keys_values, last_QID = _mapped(theta, queries, path)
     adapters.use(None)

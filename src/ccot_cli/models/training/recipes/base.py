@@ -1,8 +1,7 @@
-"""The methods that CCoT is compared with: same base, same data, as many steps as ψ unless more are asked for, same
-clock.
+"""A recipe trains a method that CCoT is compared with: same base, same data, as many steps as ψ unless more are asked.
 
-Each is one class. It says what ψ reads and is asked in every epoch (`training`), what it keeps
-beside ψ (`save`), and how it answers (`load`). Batches, steps, checkpoints and decoding are those of CCoT.
+Each is one class: it says what ψ reads and is asked in every epoch (`training`), and what it keeps beside ψ (`save`).
+Batches, steps and checkpoints are those of CCoT's ψ.
 """
 
 from abc import ABC, abstractmethod
@@ -15,14 +14,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ccot_cli.config import DecodingConfig, TrainPsiConfig
+from ccot_cli.config import TrainPsiConfig
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.adapters import Adapters
-from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.methods.method import Method, Reasoner, Traits
 from ccot_cli.models.selection.selector import Selector
-from ccot_cli.models.training.psi import Context, Lessons, PsiExample, PsiTraining, QueryContext
+from ccot_cli.models.training.contexts import Context, QueryContext
+from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
+from ccot_cli.models.training.psi import PsiTraining
 from ccot_cli.names import BaselineName
 from ccot_cli.tensors.select import num_kept
 
@@ -40,16 +39,15 @@ def usual_most(counts: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Course:
+class RecipeSetup:
     """What a baseline learns from, and how long."""
 
-    theta: Theta
     adapters: Adapters
     """With a fresh ψ."""
     problems: Sequence[EncodedProblem]
     """Training problems."""
     ratio: Decimal
-    chosen: TrainPsiConfig
+    config: TrainPsiConfig
     gold: Sequence[Tensor] = ()
     """z_0 .. z_k of every problem at every index, for a method that reads them: 1 + k, L + 1, D."""
     selector: Selector | None = None
@@ -69,7 +67,7 @@ class Course:
         Raises:
             UsageError: where there is one epoch only, so that the curriculum would never come to its end.
         """
-        epochs = self.chosen.epochs
+        epochs = self.config.epochs
         if epochs < 2:
             raise UsageError("a curriculum needs two epochs at least: with the chain and without it", fix="--epochs 8")
         return min(epochs - 1, max(1, round((1 - LAST_SHARE) * epochs)))
@@ -80,65 +78,34 @@ class Course:
 
     def answers(self, num_tokens: int) -> list[PsiExample]:
         """The answer, asked for with <ANS> after as many tokens of the method's own."""
-        marker = self.theta.encoder.answer_marker
+        marker = self.adapters.theta.encoder.answer_marker
         return [PsiExample(each.query, marker, each.answer, num_tokens) for each in self.problems]
 
-    def training(
-        self, lessons: Sequence[PsiExample] | Lessons, context: Context | None = None, *, stages: Sequence[int] = ()
+    def train_psi(
+        self,
+        examples: Sequence[PsiExample] | ExamplesByEpoch,
+        context: Context | None = None,
+        *,
+        stages: Sequence[int] = (),
     ) -> PsiTraining:
-        """The steps of `train_psi`'s settings; without a context, ψ reads the query itself."""
-        return PsiTraining(
-            self.theta,
-            self.adapters,
-            lessons,
-            context or QueryContext(self.theta, self.adapters),
-            epochs=self.chosen.epochs,
-            batch_size=self.chosen.batch_size,
-            learning_rate=self.chosen.learning_rate,
-            optimiser=self.chosen.optimiser,
-            micro_batch_size=self.chosen.micro_batch_size,
-            seed=self.chosen.seed,
-            stages=stages,
-        )
+        """Train ψ with the settings of `train_psi`; without a context, ψ reads the query itself."""
+        return PsiTraining(self.adapters, examples, context or QueryContext(self.adapters), self.config, stages=stages)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained folder, its ψ loaded."""
-
-    theta: Theta
-    adapters: Adapters
-    method: Method
-    decoding: DecodingConfig
-    folder: Path
-
-
-class Baseline(ABC):
-    """One method."""
+class Recipe(ABC):
+    """Trains one method; how that answers is in `models/methods`."""
 
     name: ClassVar[BaselineName]
-    traits: ClassVar[Traits]
-    ratio: ClassVar[Decimal | None] = None
-    """Where the method has one of its own; None where it gets CCoT's."""
     reads_gold: ClassVar[bool] = False
     """Whether it needs the gold states of the selected tokens."""
 
     @abstractmethod
-    def training(self, course: Course) -> PsiTraining:
-        """What is to be trained."""
+    def training(self, setup: RecipeSetup) -> PsiTraining:
+        """Say what is to be trained."""
 
-    def num_tokens(self, course: Course) -> int:
-        """Tokens between query and answer, where their number is fixed."""
+    def num_tokens(self, setup: RecipeSetup) -> int:
+        """Count the tokens between query and answer, if their number is fixed."""
         return 0
 
     def save(self, folder: Path) -> None:  # noqa: B027 (most methods learn nothing beside ψ)
         """Keep what was learned beside ψ."""
-
-    @classmethod
-    @abstractmethod
-    def load(cls, trained: Trained) -> Reasoner:
-        """How it answers.
-
-        Raises:
-            CorruptError: where a file is damaged or made for another model.
-        """

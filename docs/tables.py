@@ -1,0 +1,99 @@
+"""Write the tables of the pages from docs/data (`make docs`).
+
+A page names a table between two markers, `<!-- table: NAME -->` and `<!-- end table -->`; its figures are those of
+docs/data/NAME.json. A file there holds columns, rows and where they come from, or what `ccot eval --format json`
+printed, of which NAME/by-steps is a second table.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "docs" / "data"
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/performance.md", "docs/lab-notes.md"))
+MARKED = re.compile(r"<!-- table: (?P<name>[\w/-]+) -->.*?<!-- end table -->", re.DOTALL)
+INTERVAL = "{:.3f} – {:.3f}"
+
+
+def with_tables(page: str) -> str:
+    """Return a page's text with every marked table as its data have it."""
+    return MARKED.sub(
+        lambda found: f"<!-- table: {found['name']} -->\n\n{table(found['name'])}\n\n<!-- end table -->", page
+    )
+
+
+def table(name: str) -> str:
+    """Return a table in Markdown."""
+    file, _, view = name.partition("/")
+    data = json.loads((DATA / f"{file}.json").read_text(encoding="utf-8"))
+    if "columns" not in data:
+        data = by_steps(data["rows"]) if view == "by-steps" else accuracy_and_time(data["rows"])
+    head = [column["name"] for column in data["columns"]]
+    lines = [row_of(head), "|" + "---|" * len(head)]
+    for number, row in enumerate(data["rows"]):
+        cells = [cell(value, column) for value, column in zip(row, data["columns"], strict=True)]
+        bold = [number in data.get("bold", {}).get(each, ()) for each in head]
+        lines.append(row_of([f"**{text}**" if is_bold else text for text, is_bold in zip(cells, bold, strict=True)]))
+    return "\n".join(lines)
+
+
+def row_of(cells: list[str]) -> str:
+    """Return a line of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def cell(value: Any, column: dict[str, str]) -> str:
+    """Return a value as its column writes it: a number, several, a mean with its seeds, words, or nothing."""
+    form = column.get("format", "{}")
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case list():
+            return form.format(*value)
+        case {"mean": mean, "seeds": seeds}:
+            return f"{form.format(mean)} ({', '.join(map(form.format, seeds))})"
+        case _:
+            return form.format(value)
+
+
+def accuracy_and_time(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first table of an evaluation; `faster` is against the chain."""
+    forms = {"method": "{}", "r": "{:g}", "tokens": "{:.1f}", "exact match": "{:.3f}", "95 % interval": INTERVAL}
+    forms |= {"time": "{:.1f} ms", "faster": "{:.1f}×"}
+    chain = next(row["seconds_mean"] for row in rows if row["method"] == "cot")
+    return {
+        "columns": [{"name": name, "format": form} for name, form in forms.items()],
+        "rows": [
+            [
+                row["method"],
+                row["ratio"],
+                row["contemplation_tokens_mean"],
+                row["accuracy"],
+                [row["low"], row["high"]],
+                1000 * row["seconds_mean"],
+                chain / row["seconds_mean"],
+            ]
+            for row in rows
+        ],
+        "bold": {"exact match": [number for number, row in enumerate(rows) if row["method"] == "ccot"]},
+    }
+
+
+def by_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return exact match by the number of reasoning steps."""
+    steps = sorted({step for row in rows for step in row["by_steps"]}, key=int)
+    forms = {"by steps": "{}", "r": "{:g}"} | dict.fromkeys(steps, "{:.2f}")
+    shares = [[row["by_steps"].get(step, {}).get("accuracy") for step in steps] for row in rows]
+    return {
+        "columns": [{"name": name, "format": form} for name, form in forms.items()],
+        "rows": [[row["method"], row["ratio"], *each] for row, each in zip(rows, shares, strict=True)],
+    }
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

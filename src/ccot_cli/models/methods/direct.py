@@ -1,0 +1,24 @@
+"""Answer at once, without anything between query and answer (r = 0)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ccot_cli.config import DecodingConfig
+from ccot_cli.models.base.adapters import PSI, Adapters
+from ccot_cli.models.decoding.query import read_query
+from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prepared
+
+
+@dataclass
+class DirectMethod(AnswerMethod):
+    """ψ reads the query and answers."""
+
+    @classmethod
+    def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "DirectMethod":
+        """Answer with the ψ that is loaded."""
+        return cls(adapters, info, decoding)
+
+    def prepare(self, queries: list[list[int]]) -> Prepared:
+        clock = Clock(self.theta.device)
+        sequence = read_query(self.adapters, queries, adapter=PSI)
+        return Prepared(sequence, [0] * len(queries), [False] * len(queries), clock.lap(), 0.0)

@@ -1,0 +1,109 @@
+"""The training loop, whole: epochs, batches, steps, log, checkpoints, and a stop that loses no step."""
+
+import json
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ccot_cli.data.batches import bucketed
+from ccot_cli.files import commit
+from ccot_cli.models.training.optimiser import Optimiser
+from ccot_cli.progress import Progress
+from ccot_cli.signals import delayed_stop
+
+LOG_FILE = "log.jsonl"
+CHECKPOINT_FILE = "checkpoint.safetensors"
+
+
+class Training(ABC):
+    """What is trained: a subclass says what some examples of a batch add to its loss, the loop does the rest."""
+
+    optimiser: Optimiser
+    lengths: Sequence[int]
+    """One for every example: a batch's examples have like lengths."""
+    batch_size: int
+    seed: int
+    """Of the order of the examples."""
+
+    @abstractmethod
+    def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
+        """Compute what a part of a batch adds to the batch's loss, from the numbers of their examples."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.lengths) // self.batch_size)
+
+    def steps(self) -> Iterator[float]:
+        """Take the steps that are left, from wherever the optimiser stands, yielding each one's loss."""
+        while self.optimiser.step_count < self.optimiser.num_steps:
+            epoch, num_done = divmod(self.optimiser.step_count, self.steps_per_epoch)
+            # An epoch's order depends on its number alone, so that a resumed one goes on with its next batch.
+            shuffler = random.Random(f"{self.seed}/{epoch}")
+            for batch in bucketed(self.lengths, batch_size=self.batch_size, shuffler=shuffler)[num_done:]:
+                yield self.optimiser.step_on(batch, self.part_loss)
+
+
+def train(
+    training: Training,
+    *,
+    log: Path,
+    checkpoint: Path,
+    label: str,
+    checkpoint_steps: int,
+    progress: Progress,
+    figures: Callable[[float], dict[str, str]] = lambda loss: {"loss": f"{loss:.4f}"},
+    on_epoch: Callable[[float], dict[str, Any]] = lambda loss: {},
+) -> float:
+    """Take all steps that are left. A stop waits for the end of a step, and loses none.
+
+    An interrupted run ends in the same bits as one that was not.
+
+    Args:
+        log: Where to write a line for every step.
+        checkpoint: Where to write, and look for, the optimiser's state.
+        label: What the progress bar says.
+        figures: What is shown of a step, from its loss.
+        on_epoch: Called with an epoch's mean loss; what it returns is logged.
+
+    Returns:
+        Mean loss of the last epoch.
+    """
+    optimiser, epoch = training.optimiser, training.steps_per_epoch
+    lines: list[dict[str, Any]] = []
+    if checkpoint.exists():
+        optimiser.resume(checkpoint)
+        lines = [json.loads(line) for line in log.read_text().splitlines()][: optimiser.step_count]
+        progress.say(f"resumed after step {optimiser.step_count:,}")
+    with (
+        progress.task(label, total=optimiser.num_steps, unit="steps", done=optimiser.step_count) as advance,
+        delayed_stop() as is_stop_asked,
+    ):
+        for loss in training.steps():
+            step = optimiser.step_count
+            advance(1, **figures(loss))
+            lines.append({"step": step, "loss": loss})
+            if step % epoch == 0:
+                lines[-1].update(on_epoch(_mean_loss(lines[-epoch:])))
+            is_stopping = is_stop_asked()
+            if is_stopping or step % checkpoint_steps == 0 or step == optimiser.num_steps:
+                write_lines(log, lines)
+                with commit(checkpoint) as part:
+                    save_file(optimiser.state(), part)
+            if is_stopping:
+                break
+    return _mean_loss(lines[-epoch:])
+
+
+def _mean_loss(lines: list[dict[str, Any]]) -> float:
+    return float(sum(line["loss"] for line in lines) / len(lines))
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Write JSON lines, whole or not at all."""
+    with commit(path) as part:
+        part.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,0 +1,109 @@
+"""Settings to start from, and the commented `ccot.yaml` that `ccot init` writes of them."""
+
+import ast
+import inspect
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from ccot_cli import config
+from ccot_cli.config import (
+    DataConfig,
+    DecodingConfig,
+    EvalConfig,
+    ModelConfig,
+    PrecomputeConfig,
+    ScoreConfig,
+    Section,
+    Settings,
+    TrainPhiConfig,
+    TrainPsiConfig,
+)
+from ccot_cli.errors import UsageError
+from ccot_cli.names import PRESETS
+
+
+def _gsm8k_llama2_7b() -> Settings:
+    return Settings(
+        model=ModelConfig(name="meta-llama/Llama-2-7b-chat-hf", prompt="[INST] {question} [/INST] "),
+        data=DataConfig(source="openai/gsm8k", subset="main", limit=None),
+        precompute=PrecomputeConfig(scorer_layer=3),
+        score=ScoreConfig(selector="learned"),
+        train_phi=TrainPhiConfig(
+            schedule="layerwise",
+            epochs=3,
+            batch_size=32,
+            autoregressive_layer=15,
+            lora_rank=128,
+            lora_alpha=128,
+            optimiser="adamw",
+            learning_rate=1e-4,
+        ),
+        train_psi=TrainPsiConfig(lora_rank=64, lora_alpha=64, batch_size=32, optimiser="adamw", learning_rate=1e-4),
+        eval=EvalConfig(limit=None),
+        decoding=DecodingConfig(cap_tokens=200, max_chain_tokens=512),
+    )
+
+
+def preset(name: str) -> Settings:
+    """Settings to start from.
+
+    Raises:
+        UsageError: where no preset has that name.
+    """
+    made: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _gsm8k_llama2_7b), strict=True))
+    if name not in made:
+        raise UsageError(f"no preset is called '{name}'", fix=f"choose one of: {', '.join(PRESETS)}")
+    return made[name]()
+
+
+def preset_text(name: str) -> str:
+    """A commented `ccot.yaml` with every setting of a preset.
+
+    Raises:
+        UsageError: where no preset has that name.
+    """
+    chosen, comments = preset(name), _attribute_docstrings()
+    lines = [f"# Settings of the preset '{name}'. Symbols in brackets are the paper's.", ""]
+
+    def add(section: Section, name: str, indent: str) -> None:
+        comment = comments[type(section).__name__, name]
+        lines.append(_setting_line(indent + name, getattr(section, name), type(section).model_fields[name], comment))
+
+    for key in Settings.model_fields:
+        value = getattr(chosen, key)
+        if isinstance(value, Section):
+            lines.extend(["", f"{key}:".ljust(_COMMENT_COLUMN) + f"# {value.__doc__}"])
+            for inner_key in type(value).model_fields:
+                add(value, inner_key, "  ")
+        else:
+            add(chosen, key, "")
+    return "\n".join(lines) + "\n"
+
+
+_COMMENT_COLUMN = 42
+
+
+def _setting_line(key: str, value: object, field: FieldInfo, comment: str) -> str:
+    # JSON is YAML, and needs no thought about which strings want quotes.
+    setting = f"{key}: {json.dumps(value, default=float, ensure_ascii=False)}"
+    choices = " | ".join(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ""
+    return setting.ljust(_COMMENT_COLUMN) + f"# {comment}" + (f" ({choices})" if choices else "")
+
+
+def _attribute_docstrings() -> dict[tuple[str, str], str]:
+    """The text below every setting, by class and name.
+
+    Pydantic can read them too, but at every start of every command.
+    """
+    found = {}
+    for section in ast.parse(inspect.getsource(config)).body:
+        if isinstance(section, ast.ClassDef):
+            for setting, text in pairwise(section.body):
+                match setting, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(comment))):
+                        found[section.name, name] = comment
+    return found

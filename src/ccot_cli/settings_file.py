@@ -1,0 +1,69 @@
+"""Read `ccot.yaml`; errors name the file and the line."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from ccot_cli.config import Settings, located, override, refusal
+from ccot_cli.errors import UsageError
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without aliases and repeated keys, which a settings file only holds by mistake or malice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are refused", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is set twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def load_settings(path: Path) -> Settings:
+    """Read a settings file; what it leaves out has its default.
+
+    Raises:
+        UsageError: where it cannot be read or a setting is refused; names the line and the nearest known setting.
+    """
+    try:
+        loader = _StrictLoader(path.read_bytes())
+        root = loader.get_single_node()
+        values = {} if root is None else loader.construct_document(root)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    # ValueError: an impossible date; RecursionError: a thousand brackets.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
+        raise UsageError(f"{where}: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        line = _line_of(root, error.errors()[0]["loc"])
+        raise refusal(error, where=f"{path}, line {line}: ") from None
+    model, data = settings.model, settings.data
+    written = {"model.name": model.name, "data.source": data.source, "data.test_source": data.test_source}
+    found = located(written, path.parent)
+    return settings if found == written else override(settings, found)
+
+
+def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
+    """The line on which a setting stands, or the innermost thing around it that is there."""
+    line = 1
+    for part in location:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next(((key, value) for key, value in pairs if key.value == part), None)
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line

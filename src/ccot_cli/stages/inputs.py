@@ -1,0 +1,90 @@
+"""What several stages load: the model that `precompute` ran, its problems, selected states, and finished results.
+
+Dimensions: J = 1 + K gold rows, K selected tokens.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ccot_cli.config import ModelConfig, Settings
+from ccot_cli.data.problems import Problem
+from ccot_cli.data.shards import read_records
+from ccot_cli.errors import CorruptError
+from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, has_moved
+from ccot_cli.workspace.workspace import Workspace
+
+PROBLEMS_FILE = "problems.jsonl"
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class StoredProblem:
+    """A problem of problems.jsonl."""
+
+    problem: Problem
+    is_validation: bool
+
+
+def ready_result(workspace: Workspace, spec: ArtifactSpec, kind: type[Result]) -> Result | None:
+    """Return the result of a finished artifact; if it is not finished, make sure that it can be made now.
+
+    Raises:
+        UsageError: if it was made with options that are not given now.
+        BusyError: if another process works on this workspace.
+    """
+    if ready := workspace.ready(spec):
+        fields: dict[str, Any] = {**ready.manifest.summary, "was_ready": True}
+        return kind(**fields)
+    workspace.refuse_while_busy()
+    return None
+
+
+def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
+    """The model that `precompute` ran, on the device of the settings.
+
+    Raises:
+        CorruptError: where the weights, the tokenizer or the template under its name are no longer those.
+    """
+    made, name = source.manifest.config["model"], settings.model.name
+    if has_moved(made["name"], name) and Path(name).exists() and not Path(made["name"]).exists():
+        made = {**made, "name": name}
+    theta = load_theta(ModelConfig(**made, device=settings.model.device, offload=settings.model.offload))
+    if theta.fingerprint() != source.manifest.inputs["model"]:
+        raise CorruptError(
+            f"{theta.name} has changed since {source.folder} was made from it",
+            fix="put the model back, or run 'ccot precompute' again",
+        )
+    return theta
+
+
+def read_problems(artifact: Artifact) -> list[StoredProblem]:
+    """The problems that an artifact of this stage holds, in order."""
+    items = []
+    # Not `splitlines`: a problem may hold other characters that end a line, such as U+2028.
+    for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
+        fields = json.loads(line)
+        is_validation = fields.pop("is_validation")
+        items.append(StoredProblem(Problem(**fields), is_validation))
+    return items
+
+
+def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[GoldExample], list[GoldExample]]:
+    """The training and validation problems with the gold states that `score` selected."""
+    items = read_problems(source)
+    problems = theta.encoder.problems([item.problem for item in items])
+    train: list[GoldExample] = []
+    validation: list[GoldExample] = []
+    for record in sorted(read_records(selected.folder), key=lambda record: record.number):
+        encoded = problems[record.number]
+        following = [*encoded.chain[1:], theta.encoder.answer_marker[0]]
+        start = len(encoded.query)
+        next_K = torch.tensor([following[position - start] for position in record.positions_J[1:].tolist()])
+        example = GoldExample(encoded.query, record.states_JID, next_K)
+        (validation if items[record.number].is_validation else train).append(example)
+    return train, validation

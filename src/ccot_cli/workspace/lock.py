@@ -1,0 +1,69 @@
+"""One process writes to a workspace at a time; whoever comes second is told who the first is."""
+
+import json
+import os
+import shlex
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ccot_cli.errors import BusyError, UsageError
+from ccot_cli.files import write_json
+from ccot_cli.workspace.artifact import now
+
+LOCK_FILE = ".lock"
+HOLDER_FILE = ".lock.json"
+
+
+@contextmanager
+def lock(root: Path, command: tuple[str, ...]) -> Iterator[None]:
+    """Hold the workspace's lock, and leave a note of which command does.
+
+    Raises:
+        BusyError: if another process holds it.
+        UsageError: if the workspace cannot be written to.
+    """
+    # Most commands take no lock, and filelock brings asyncio with it.
+    from filelock import FileLock, Timeout
+
+    held, note = FileLock(root / LOCK_FILE, timeout=0), root / HOLDER_FILE
+    try:
+        held.acquire()
+    except Timeout:
+        raise _busy(root) from None
+    except OSError as error:
+        raise UsageError(f"cannot write to {root}: {error.strerror}", fix="work on a copy of it") from None
+    try:
+        write_json(note, _this_process(command))
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        held.release()
+
+
+def maker(root: Path, stage: str) -> str:
+    """Name the process that is making something of a stage right now; empty if none is known to."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        holder = json.loads((root / HOLDER_FILE).read_bytes())
+        os.kill(holder["pid"], 0)  # Raises if no such process is left.
+        is_here = holder["host"] == socket.gethostname()
+        if is_here and {stage, "sweep", "demo"} & set(shlex.split(holder["command"])):
+            return f"by process {holder['pid']} since {holder['since']}"
+    return ""
+
+
+def _busy(root: Path) -> BusyError:
+    try:
+        who = "process {pid} on {host} since {since}: {command}".format_map(
+            json.loads((root / HOLDER_FILE).read_bytes())
+        )
+    except (OSError, ValueError, KeyError):
+        who = "another process"  # It has the lock, and has not left its note yet.
+    return BusyError(f"{root.resolve().name} is in use by {who}", fix="wait until it has finished, or stop it")
+
+
+def _this_process(command: tuple[str, ...]) -> dict[str, Any]:
+    shown = shlex.join(["ccot", *command])
+    return {"pid": os.getpid(), "host": socket.gethostname(), "command": shown, "since": now().isoformat()}

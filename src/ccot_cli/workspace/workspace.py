@@ -1,0 +1,359 @@
+"""A folder of results, one per stage, that knows what each was made from.
+
+    my-run/ccot.yaml                      settings
+    my-run/precompute/manifest.json       an artifact: its files, and the manifest that makes it one
+    my-run/train-phi/r0.10/manifest.json  a stage with one artifact for each compression ratio
+
+An artifact records what it was made from; when that has changed, it is stale.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal, NamedTuple, Self, get_args
+
+from ccot_cli.config import PLACES, Settings, stage_config
+from ccot_cli.errors import CorruptError, MissingError, UsageError
+from ccot_cli.files import commit
+from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES, BaselineName
+from ccot_cli.presets import preset_text
+from ccot_cli.settings_file import load_settings
+from ccot_cli.workspace.artifact import (
+    MANIFEST_FILE,
+    Artifact,
+    ArtifactSpec,
+    Manifest,
+    differing_settings,
+    draft_manifest,
+    has_moved,
+    read_manifest,
+)
+from ccot_cli.workspace.build import BUILDING_FILE, RETIRED, Build, begun_in, open_folder, replacement_folder
+from ccot_cli.workspace.lock import lock, maker
+
+CACHE_FOLDER = "cache"
+
+
+class State(NamedTuple):
+    """Whether an artifact may be used, and what speaks against it."""
+
+    name: Literal["missing", "being made", "stale", "ready"]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with a `ccot.yaml`. Reading never writes, so a read-only folder will do."""
+
+    root: Path
+    settings: Settings
+    typed: tuple[str, ...] = ()
+    """The command line after `ccot` that works on it; empty if Python does."""
+
+    @classmethod
+    def create(cls, root: Path, preset: str) -> Self:
+        """Make a folder with the settings of a preset.
+
+        Raises:
+            UsageError: where there are settings already, or no such preset.
+        """
+        text = preset_text(preset)
+        if (root / SETTINGS_FILE).exists():
+            fix = f"edit {root / SETTINGS_FILE}, or choose another folder"
+            raise UsageError(f"{root} is a workspace already", fix=fix)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"no folder can be made at {root}: {error.strerror}", fix="ccot init DIR") from None
+        with commit(root / SETTINGS_FILE) as part:
+            part.write_text(text, encoding="utf-8")
+        return cls.open(root)
+
+    @classmethod
+    def open(cls, root: Path, typed: tuple[str, ...] = ()) -> Self:
+        """Read the settings of a workspace.
+
+        Raises:
+            UsageError: where there are none, or they are refused.
+        """
+        if not (root / SETTINGS_FILE).is_file():
+            fix = "name a folder" if root.is_file() else shlex.join(["ccot", "init", str(root)])
+            raise UsageError(f"{root} is no workspace: it has no {SETTINGS_FILE}", fix=fix)
+        return cls(root, load_settings(root / SETTINGS_FILE), typed)
+
+    @classmethod
+    def find(
+        cls, explicit: Path | None, environ: Mapping[str, str], start: Path, typed: tuple[str, ...] = ()
+    ) -> Self | None:
+        """Open the workspace that is named, else $CCOT_WORKSPACE, else the nearest around `start`.
+
+        Raises:
+            UsageError: where the folder named is no workspace.
+        """
+        if explicit is None and environ.get(ENVIRONMENT_VARIABLE):
+            explicit = Path(environ[ENVIRONMENT_VARIABLE])
+        if explicit is not None:
+            return cls.open(explicit, typed)
+        around = (folder for folder in (start, *start.parents) if (folder / SETTINGS_FILE).is_file())
+        nearest = next(around, None)
+        return None if nearest is None else cls.open(nearest, typed)
+
+    @property
+    def name(self) -> str:
+        return self.root.resolve().name
+
+    @property
+    def cache(self) -> Path:
+        """A folder for what may be deleted at any time and is then made again."""
+        return self.root / CACHE_FOLDER
+
+    def cache_bytes(self) -> int:
+        """What that folder holds."""
+        return sum(path.stat().st_size for path in self.cache.glob("*") if path.is_file())
+
+    def command(self, *words: str) -> str:
+        """A command for people to copy; it says which workspace where the current folder does not."""
+        root, here = self.root.resolve(), Path.cwd()
+        shown = os.path.relpath(root) if root.is_relative_to(here) else str(root)
+        return shlex.join(["ccot", *words, *([] if here.is_relative_to(root) else ["-w", shown])])
+
+    def folder(self, stage: str, key: str | None = None) -> Path:
+        """Where an artifact stands, or will.
+
+        Raises:
+            ValueError: for a stage that does not exist or a key that is no plain name.
+            CorruptError: where a link leads out of the workspace.
+        """
+        if stage not in STAGES or (key is not None and (key != Path(key).name or key in ("", ".."))):
+            raise ValueError(f"no place for stage {stage!r} with key {key!r}")
+        folder = self.root / stage / (key or "")
+        if not folder.resolve().is_relative_to(self.root.resolve()):
+            raise CorruptError(f"{folder} leads out of the workspace", fix="replace the link by a folder")
+        return folder
+
+    @staticmethod
+    def input_name(artifact: Artifact, key: str) -> str:
+        """What an artifact is called among the inputs of another with this key."""
+        return artifact.manifest.stage if artifact.manifest.key == key else artifact.name
+
+    def finished(self, stage: str) -> list[str | None]:
+        """Keys with a manifest, stale ones too; `[None]` for a finished stage without keys."""
+        folder = self.folder(stage)
+        keys = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}") if path.parent.suffix != RETIRED)
+        return [None, *keys] if (folder / MANIFEST_FILE).is_file() else list(keys)
+
+    def keys(self, stage: str) -> list[str]:
+        """Keys of the artifacts that `require` would return."""
+        usable = []
+        for key in filter(None, self.finished(stage)):
+            with suppress(MissingError, CorruptError):
+                self.require(stage, key)
+                usable.append(key)
+        return usable
+
+    def artifact(self, stage: str, key: str | None = None) -> Artifact | None:
+        """The finished artifact, stale or not; None where there is none.
+
+        Raises:
+            CorruptError: where its manifest cannot be read, is another's, or is of a later format.
+        """
+        folder = self.folder(stage, key)
+        try:
+            text = (folder / MANIFEST_FILE).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CorruptError(f"{error.filename} cannot be read: {error.strerror}", fix="check who owns it") from None
+        artifact = Artifact(folder, read_manifest(folder / MANIFEST_FILE, text))
+        if (artifact.manifest.stage, artifact.manifest.key) != (stage, key):
+            raise CorruptError(f"{folder} holds {artifact.name}", fix=f"move it back, or remove {folder}")
+        return artifact
+
+    def state(self, stage: str, key: str | None = None, settings: Settings | None = None) -> State:
+        """Whether an artifact is there and still made from these settings and the present inputs.
+
+        Raises:
+            CorruptError: where a manifest cannot be read.
+        """
+        artifact = self.artifact(stage, key)
+        if artifact is None:
+            is_begun = self._begun(stage, key) is not None
+            if is_begun and (who := maker(self.root, stage)):
+                return State("being made", who)
+            return State("missing", "interrupted; the same command goes on" if is_begun else "")
+        changes = [*_changed_settings(artifact.manifest, settings or self.settings), *self._changed_inputs(artifact)]
+        if not changes and not artifact.is_whole():
+            changes = ["it lacks a file, or a part of one"]
+        return State("stale", "; ".join(changes)) if changes else State("ready")
+
+    def require(self, stage: str, key: str | None = None) -> Artifact:
+        """The artifact that another stage works on. Settings may have changed since; its inputs may not.
+
+        Raises:
+            MissingError: where it is missing or was made from inputs that have changed.
+            CorruptError: where a manifest cannot be read, or a file is not there in its size.
+        """
+        artifact = self.artifact(stage, key)
+        if artifact is None:
+            raise self._missing(stage, key)
+        if changes := self._changed_inputs(artifact):
+            raise MissingError(
+                f"{artifact.name} of {self.name} is stale: {changes[0]}", fix=self.command_for(stage, key)
+            )
+        if not artifact.is_whole():
+            raise CorruptError(
+                f"{artifact.name} of {self.name} lacks a file, or a part of one", fix=self.command_for(stage, key)
+            )
+        return artifact
+
+    def ready(self, spec: ArtifactSpec) -> Artifact | None:
+        """Return the artifact if making it again would change nothing.
+
+        Raises:
+            UsageError: where it, or what an interrupted attempt has left, differs in nothing but settings that were
+                given on the command line then and are not now: it would be lost to a command that only forgot them.
+        """
+        if found := self.matching(spec):
+            return found if found.is_whole() else None
+        artifact, folder = self.artifact(spec.stage, spec.key), self.folder(spec.stage, spec.key)
+        for manifest in (artifact.manifest if artifact else None, self._begun(spec.stage, spec.key, has_work=True)):
+            if manifest is None:
+                continue
+            changed = differing_settings(manifest.config, spec.config)
+            if changed and changed.keys() <= {*manifest.overrides} - {*spec.overrides}:
+                made = ", ".join(f"{name} = {json.dumps(then)}" for name, (then, _) in changed.items())
+                raise UsageError(
+                    f"{folder.relative_to(self.root)} of {self.name} was made with {made}, and would be replaced",
+                    fix=f"{self.typed_for(spec.stage, spec.key) or 'give the same options'}, or remove {folder}",
+                )
+        return None
+
+    def matching(self, spec: ArtifactSpec) -> Artifact | None:
+        """Return the artifact, whole or not, if it was made from these settings and inputs."""
+        artifact = self.artifact(spec.stage, spec.key)
+        return artifact if artifact and artifact.manifest.spec.request == spec.request else None
+
+    def refuse_while_busy(self) -> None:
+        """Leave before anything is loaded if another process works on this workspace.
+
+        Raises:
+            BusyError: if one does.
+        """
+        with lock(self.root, self.typed):
+            pass
+
+    @contextmanager
+    def building(self, spec: ArtifactSpec) -> Iterator[Build]:
+        """Make an artifact: it exists once the block has ended without an exception.
+
+        What an interrupted attempt from the same settings and inputs has left is kept, and so are the sound files of
+        a damaged artifact. An artifact that was made otherwise stays in use until the new one takes its place.
+
+        Raises:
+            BusyError: if another process works on this workspace.
+            UsageError: if the workspace cannot be written to.
+        """
+        folder = self.folder(spec.stage, spec.key)
+        draft = draft_manifest(spec, _repeatable(self.typed))
+        with lock(self.root, self.typed):
+            old = self.artifact(spec.stage, spec.key)
+            is_replaced = old is not None and old.manifest.spec.request != spec.request
+            # A process that was killed while it put its work in place may have left it beside the folder.
+            is_left = old is None and replacement_folder(folder).exists()
+            place = replacement_folder(folder) if is_replaced or is_left else folder
+            build = Build(place, open_folder(place, draft, None if is_replaced else old))
+            yield build
+            build.finish(draft, folder)
+
+    def _changed_inputs(self, artifact: Artifact) -> list[str]:
+        """What it was made from and is no longer so, inputs of its inputs too."""
+        changes = []
+        for name, fingerprint in artifact.manifest.inputs.items():
+            current = self._input(name, artifact.manifest.key)
+            if current is None:
+                continue  # An input that is gone has not changed: hidden states may be deleted once they have served.
+            if current.fingerprint != fingerprint:
+                changes.append(f"{current.name} was made again since, and differs")
+            else:
+                changes += self._changed_inputs(current)
+        return changes
+
+    def _input(self, name: str, own_key: str | None) -> Artifact | None:
+        stage, _, key = name.partition("/")
+        if stage not in STAGES:
+            return None
+        return self.artifact(stage, key or (own_key if stage in KEYED_STAGES else None))
+
+    def _missing(self, stage: str, key: str | None) -> MissingError:
+        message = f"{self.name} has no finished '{stage}' stage"
+        if key is not None:
+            there = ", ".join(_shown_key(stage, ready) for ready in self.keys(stage)) or "none"
+            kind = "ratio" if stage in KEYED_STAGES else "method" if stage == "train-baseline" else "run"
+            message += f" for {kind} {_shown_key(stage, key)} (finished: {there})"
+        return MissingError(message, fix=self.command_for(stage, key))
+
+    def _begun(self, stage: str, key: str | None, *, has_work: bool = False) -> Manifest | None:
+        """The draft of an attempt that did not finish; with `has_work`, of one that has left something."""
+        for folder in (replacement_folder(self.folder(stage, key)), self.folder(stage, key)):
+            begun = begun_in(folder)
+            if begun and (not has_work or any(path.name != BUILDING_FILE for path in folder.iterdir())):
+                return begun
+        return None
+
+    def typed_for(self, stage: str, key: str | None) -> str | None:
+        """The command that made an artifact, or began it."""
+        with suppress(CorruptError):
+            made, begun = self.artifact(stage, key), self._begun(stage, key)
+            if typed := (begun and begun.command) or (made and made.manifest.command):
+                return self.command(*typed)
+        return None
+
+    def command_for(self, stage: str, key: str | None) -> str:
+        """The command that makes an artifact: what was typed, or what would make it of the workspace's settings."""
+        if typed := self.typed_for(stage, key):
+            return typed
+        if key is None or stage == "eval":
+            return self.command(stage)
+        method = ""
+        if stage not in KEYED_STAGES:
+            method = max((name for name in get_args(BaselineName) if key.startswith(name)), key=len, default=key)
+        if not (of_ratio := re.fullmatch(r"-?r([0-9.]+)|", key.removeprefix(method))):
+            return f"the {self.command('sweep')} that has it"
+        ratio = ["--ratio", f"{Decimal(of_ratio[1]).normalize():f}"] if of_ratio[1] else []
+        return self.command(stage, *([method] if method else []), *ratio)
+
+
+def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
+    changed = differing_settings(manifest.config, stage_config(settings, manifest.stage))
+    return [
+        f"{name}: {then} → {now}"
+        for name, (then, now) in changed.items()
+        if name not in manifest.overrides and not (name in PLACES and has_moved(then, now))
+    ]
+
+
+def _shown_key(stage: str, key: str) -> str:
+    """A ratio as people write it, 0.1 for `r0.10` and 0.1-l4 for `r0.10-l4`; the name of a run as it is."""
+    if stage not in KEYED_STAGES:
+        return key
+    ratio, *variant = key[1:].split("-", 1)
+    return "-".join([f"{Decimal(ratio).normalize():f}", *variant])
+
+
+def _repeatable(typed: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave the workspace out of a command line, so that it can be repeated; `demo` has commands of its own."""
+    kept: list[str] = []
+    option = ""
+    for word in typed:
+        if option in ("--data", "--model") and Path(word).exists():
+            word = str(Path(word).resolve())
+        if not {option, word} & {"-w", "--workspace"} and not word.startswith("--workspace="):
+            kept.append(word)
+        option = word
+    return () if "demo" in kept[:1] else tuple(kept)
