@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ccot_cli.errors import CorruptError
-from ccot_cli.models.decoding.draft import FILE_NAME, Draft, fit_draft
+from ccot_cli.models.decoding.draft import FILE_NAME, Draft
+from ccot_cli.models.training.draft import fit_draft
 from ccot_cli.tensors.probes import Probe
 
 
@@ -19,11 +20,11 @@ def test_a_draft_reads_tokens_off_states(tmp_path: Path) -> None:
     changed[:15] = 7  # of which every third is
     draft = fit_draft(centres[place] + 0.1 * torch.randn(60, 8), tokens[place], validation=(others, changed))
     assert draft(others).tolist() == tokens[place].tolist()
-    assert draft.share == pytest.approx(50 / 60)
+    assert draft.accuracy == pytest.approx(50 / 60)
     draft.save(tmp_path)
     loaded = Draft.load(tmp_path, 8, 41)
     assert torch.equal(loaded(others), draft(others))
-    assert loaded.share == pytest.approx(draft.share)
+    assert loaded.accuracy == pytest.approx(draft.accuracy)
 
 
 def test_a_batch_is_drafted_for_where_all_of_its_rows_may_well_be_right() -> None:

@@ -32,7 +32,8 @@ from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.memory import fits, is_out_of_memory
 from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.decoding import draft
-from ccot_cli.models.decoding.draft import Draft, fit_draft
+from ccot_cli.models.decoding.draft import Draft
+from ccot_cli.models.training.draft import fit_draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.query import encode_query

@@ -13,7 +13,7 @@ from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.decoding.draft import fit_draft
+from ccot_cli.models.training.draft import fit_draft
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import MethodInfo
 from ccot_cli.models.training.contexts import RolloutContext, Rollouts, roll_out, token_states
@@ -215,7 +215,7 @@ class _Job:
             mean_tokens=mean_tokens,
             target_tokens=sum(each.num_tokens for each in self.held_examples) / len(self.held_out),
             end={**asdict(report), "accuracy": report.accuracy},
-            draft=draft.share,
+            draft=draft.accuracy,
             decoding=caps(self.settings),
         )
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ccot_cli.errors import CorruptError, retrain_hint
-from ccot_cli.tensors.probes import Probe, fit_probe
+from ccot_cli.tensors.probes import Probe
 
 FILE_NAME = "draft.safetensors"
 LEAST_CHANCE = 0.1
@@ -29,12 +29,12 @@ class Draft:
     """Knows the tokens that training answers begin with."""
 
     probe: Probe
-    share: float
+    accuracy: float
     """How often it is right, on validation."""
 
     def pays(self, num_rows: int) -> bool:
         """Whether to draft for a batch, which is saved a pass where all of its rows are right."""
-        return self.share**num_rows >= LEAST_CHANCE
+        return self.accuracy**num_rows >= LEAST_CHANCE
 
     def __call__(self, last_BD: Tensor) -> Tensor:
         """What the answers may begin with, from the raw states at index L of each row's last contemplation token: B."""
@@ -44,7 +44,7 @@ class Draft:
         return replace(self, probe=Probe(self.probe.weights_DC.to(device), self.probe.classes_C.to(device)))
 
     def save(self, folder: Path) -> None:
-        saved = {"weights": self.probe.weights_DC, "tokens": self.probe.classes_C, "share": torch.tensor(self.share)}
+        saved = {"weights": self.probe.weights_DC, "tokens": self.probe.classes_C, "share": torch.tensor(self.accuracy)}
         save_file({name: each.cpu().contiguous() for name, each in saved.items()}, folder / FILE_NAME)
 
     @classmethod
@@ -64,16 +64,3 @@ class Draft:
         if not (fits and 0 <= share <= 1 and bool(((tokens_C >= 0) & (tokens_C < vocabulary)).all())):
             raise CorruptError(f"{path} does not fit a model of width {width}", fix=retrain_hint(folder))
         return cls(Probe(weights_DC, tokens_C), share)
-
-
-def fit_draft(last_MD: Tensor, first_M: Tensor, *, validation: tuple[Tensor, Tensor]) -> Draft:
-    """Fit the probe on training problems and see how often it is right on others.
-
-    Args:
-        last_MD: Raw states at index L of each problem's last contemplation token.
-        first_M: The first token of its answer.
-        validation: The same of validation problems.
-    """
-    probe = fit_probe(last_MD.cpu(), first_M.cpu())
-    is_right_M = probe.is_right(*(each.cpu() for each in validation))
-    return Draft(probe, float(is_right_M.float().mean())).to(last_MD.device)
