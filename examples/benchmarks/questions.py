@@ -84,7 +84,7 @@ def variants(name: str, method: Method, batch_size: int) -> dict[str, Method]:
         f"{name}, END asked after every token": replace(method, end=replace(method.end, hint=always))
     }
     if method.draft.pays(batch_size):
-        found[f"{name}, no draft"] = replace(method, draft=replace(method.draft, share=0.0))
+        found[f"{name}, no draft"] = replace(method, draft=replace(method.draft, accuracy=0.0))
     return found
 
 
