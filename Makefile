@@ -26,8 +26,9 @@ check: $(READY)  ## Check format, style, types, imports and spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-docs: $(READY)  ## Write docs/cli.md from the commands' help
+docs: $(READY)  ## Write docs/cli.md from the commands' help, and the tables of the pages from docs/data
 	$(BIN)/python docs/cli.py > docs/cli.md.part && mv docs/cli.md.part docs/cli.md
+	$(BIN)/python docs/tables.py
 
 format: $(READY)  ## Format the code and repair what can be repaired
 	$(BIN)/ruff check --fix

