@@ -13,11 +13,12 @@ help:  ## Show this list
 demo: $(READY)  ## Train every stage on the model in the package and answer from it, in minutes
 	@$(BIN)/ccot demo
 
+# One process a core, with one thread each: tests are many and small.
 test: $(READY)  ## Run the fast tests
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 test-all: $(READY)  ## Run all tests
-	$(BIN)/pytest -m ""
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m ""
 
 check: $(READY)  ## Check format, style, types, imports and spelling
 	$(BIN)/ruff format --check
