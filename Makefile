@@ -1,4 +1,5 @@
-# Every target but help and clean works in .venv, which is made on first use and again when requirements.lock changes.
+# All targets but help and clean use .venv. It is made on first use, and again when requirements.lock or pyproject.toml
+# changes.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -13,7 +14,7 @@ help:  ## Show this list
 demo: $(READY)  ## Train every stage on the model in the package and answer from it, in minutes
 	@$(BIN)/ccot demo
 
-# One process a core, with one thread each: tests are many and small.
+# One process per core, with one thread each, because the tests are many and small.
 test: $(READY)  ## Run the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
@@ -31,18 +32,18 @@ docs: $(READY)  ## Write docs/cli.md from the commands' help, and the tables of 
 	$(BIN)/python docs/cli.py > docs/cli.md.part && mv docs/cli.md.part docs/cli.md
 	$(BIN)/python docs/tables.py
 
-format: $(READY)  ## Format the code and repair what can be repaired
+format: $(READY)  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-lock: $(READY)  ## Take the newest dependencies into requirements.lock
+lock: $(READY)  ## Upgrade requirements.lock to the newest dependencies
 	$(BIN)/uv pip compile pyproject.toml --upgrade --all-extras --universal --generate-hashes \
 	  --no-emit-package torch --custom-compile-command "make lock" --output-file requirements.lock --quiet
 
-clean:  ## Remove .venv and caches; build/, where the examples train, stays
+clean:  ## Remove .venv and caches, but not build/, where the examples train
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache dist
 
-# The lock pins everything but torch, whose builds differ in what else they need. On Linux the default one brings
+# The lock pins everything but torch, because builds of torch need different packages. On Linux the default one brings
 # gigabytes of CUDA packages; `make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"` does not.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

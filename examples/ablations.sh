@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The comparisons of docs/results.md that train many small φ: hours on two cores. A stopped run goes on.
+# Train the comparisons of docs/results.md that need many small φ: hours on two cores. A stopped run continues.
 #
 #     examples/ablations.sh             # in build/ablation
 #     examples/ablations.sh FOLDER
 #
-# Problems of two and three steps and few passes keep a cell at six minutes of one core, fifteen where a scorer is
-# trained; every cell has three seeds.
+# With problems of two and three steps and few passes, a cell takes six minutes on one core, or fifteen if a scorer is
+# trained. Every cell has three seeds.
 set -euo pipefail
 
 run=${1:-build/ablation}
@@ -28,14 +28,14 @@ seeds=(--seed 0 --seed 1 --seed 2)
 
 ccot precompute
 
-# Which tokens φ imitates, and how it learns to; the paper's are `learned` and `layerwise`.
+# Which tokens φ imitates, and how it is trained; the paper's choices are `learned` and `layerwise`.
 selectors=(--selector predictive --selector even --selector learned)
 ccot sweep --ratio 0.1 "${selectors[@]}" --schedule joint --schedule layerwise "${seeds[@]}"
 
 # Layers of φ that learn with ψ; the paper's is `above`.
 ccot sweep --ratio 0.1 --unfreeze none --unfreeze above "${seeds[@]}"
 
-# The layer that is fed back (the paper's appendix), and the number of tokens (its plateau).
+# The layer that is fed back (the paper's appendix), and the number of tokens (where accuracy stops growing).
 ccot sweep --ratio 0.1 --layer 3 --layer 5 --layer 7 --layer 8 "${seeds[@]}"
 ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2 --ratio 0.3 --ratio 0.5 "${seeds[@]}"
 
@@ -43,5 +43,5 @@ ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2 --ratio 0.3 --ratio 0.5 "${seeds
 methods=(--method ccot --method direct --method pause --method filler --method short-cot --method icot)
 ccot sweep --ratio 0.1 "${methods[@]}" --method coconut --method cot --method gold "${seeds[@]}" --test 1000
 
-# As many steps as CCoT's φ and ψ have together.
+# Baselines with as many steps as CCoT's φ and ψ together.
 ccot sweep --ratio 0.1 --epochs 15 --method direct --method pause --method coconut "${seeds[@]}" --test 1000

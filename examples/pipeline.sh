@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The pipeline, command by command, and its results in shell pipelines. Minutes on a laptop; needs ccot and jq.
+# Run the pipeline command by command, and read its results with jq. It takes minutes on a laptop; needs ccot and jq.
 set -euo pipefail
 
 run=${1:-ccot-example}
@@ -15,6 +15,6 @@ ccot train-baseline direct
 ccot eval --limit 200 --format json | jq -r '.rows[] | [.method, .ratio, .accuracy, .seconds_median] | @tsv'
 
 printf '%s\n' \
-  '{"id": "a", "question": "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"}' \
-  '{"id": "b", "question": "Ben has 20 coins. Ben gives 8 coins to a friend. How many coins does Ben have?"}' |
+  '{"id": "a", "question": "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"}' \
+  '{"id": "b", "question": "Hugo has 42 stickers. Hugo uses 9 of the stickers. Hugo buys 4 more stickers. How many stickers does Hugo have?"}' |
   ccot ask --input - --ratio 0.1 | jq -r '[.id, .answer, .contemplation_tokens] | @tsv'

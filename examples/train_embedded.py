@@ -1,10 +1,12 @@
-"""Train the embedded default from nothing: its tokenizer, θ-tiny, and the methods that are shipped with it.
+"""Train the embedded default from scratch: its tokenizer, θ-tiny, and the methods that are shipped with it.
 
     python examples/train_embedded.py                     # everything, hours on two cores
-    python examples/train_embedded.py --only methods      # every method and the card again, θ as it is shipped
+    python examples/train_embedded.py --only methods      # the methods and the card again, with the θ that is shipped
 
-Interrupted at any moment, the same command goes on where it stopped. Results go to src/ccot_cli/embedded/, checkpoints
-and logs to build/embedded/.
+After an interruption, the same command resumes. Results go to src/ccot_cli/embedded/, checkpoints and logs to
+build/embedded/.
+
+Dimensions: B batch, T tokens of query and solution, M of them with a loss, D width, V vocabulary.
 """
 
 import json
@@ -53,15 +55,17 @@ NUM_TOKENIZER_PROBLEMS = 20_000
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of θ's training with data and optimisers of its own."""
+    """A phase of θ's training, with its own data and optimisers."""
 
     steps: int
     seed: int
+    """Of the problem generator."""
     limits: Limits
+    """Ranges of the problems' numbers."""
     decays: bool
-    """Whether the learning rate falls to zero in the end."""
+    """Whether the learning rate falls linearly to zero over the phase."""
     peak: float = 1.0
-    """Share of the full learning rate."""
+    """Its peak, in units of `MUON_RATE` and `ADAM_RATE`."""
 
 
 PHASES = (
@@ -69,10 +73,10 @@ PHASES = (
     Phase(steps=900, seed=1, limits=MEDIUM, decays=True),
     Phase(steps=400, seed=2, limits=Limits(), decays=True, peak=0.5),
 )
-"""Numbers as they come first, then smaller ones, then those of the shipped problems until they are right."""
+"""Wide ranges of numbers first, then smaller ones, then those of the shipped problems."""
 
 RATIO = Decimal("0.1")
-"""Where φ is trained from nothing; elsewhere it goes on from there."""
+"""The ratio at which φ is trained from scratch; at the others it starts from that φ."""
 OTHER_RATIOS: dict[Decimal, dict[str, Any]] = {
     Decimal("0.05"): {
         "train_phi.epochs": 13,
@@ -82,13 +86,13 @@ OTHER_RATIOS: dict[Decimal, dict[str, Any]] = {
     },
     Decimal("0.2"): {"train_phi.epochs": 3, "train_psi.epochs": 3},
 }
-"""And for how many passes. At 0.05 ψ has a step of its own to learn, as a problem may
-have more steps than tokens, and END is often wrong."""
+"""Settings of the other ratios. At 0.05, a problem may have more steps than tokens, so ψ has to compute a step itself,
+and END is often wrong."""
 SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct", "pause")
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A fresh θ-tiny."""
+    """Make θ-tiny with fresh weights."""
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -107,16 +111,22 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the tokenizer on problems of the training split."""
     problems = islice(generate("train", seed=SEED, limits=WIDE), NUM_TOKENIZER_PROBLEMS)
     return train_tokenizer(text for problem in problems for text in (problem.question, problem.solution))
 
 
 class Batches:
-    """An endless stream of fresh training problems, in batches of like length."""
+    """An endless stream of fresh training problems, in batches of similar length.
+
+    Args:
+        first_step: Number of batches to skip, of a training that resumes.
+    """
 
     def __init__(self, encoder: Encoder, phase: Phase, *, first_step: int) -> None:
         self.encoder = encoder
         self._problems = generate("train", seed=phase.seed, limits=phase.limits)
+        # Skip whole pools, then the batches of the next pool that were used.
         self._step = first_step - first_step % POOL_BATCHES
         for _ in islice(self._problems, self._step * BATCH_SIZE):
             pass
@@ -125,38 +135,40 @@ class Batches:
             self.next()
 
     def _fill(self) -> None:
-        rows = sorted(
+        encoded = sorted(
             (self._ids(problem) for problem in islice(self._problems, BATCH_SIZE * POOL_BATCHES)),
-            key=lambda row: len(row[0]) + len(row[1]),
+            key=lambda ids: len(ids[0]) + len(ids[1]),
         )
-        self._pool = [rows[at : at + BATCH_SIZE] for at in range(0, len(rows), BATCH_SIZE)]
+        self._pool = [encoded[start : start + BATCH_SIZE] for start in range(0, len(encoded), BATCH_SIZE)]
         random.Random(self._step).shuffle(self._pool)
 
     def _ids(self, problem: Any) -> tuple[list[int], list[int]]:
+        """Encode a problem as query and solution."""
         chain, answer = split_solution(problem.solution)
         encoded = self.encoder.problem(Problem("", problem.question, chain, answer))
         return encoded.query, [*encoded.chain, *self.encoder.answer_marker, *encoded.answer]
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Ids and the mask of those that count: chain, marker and answer."""
+        """Return a batch's ids, and True at those that have a loss (chain, marker and answer): B, T each."""
         if not self._pool:
             self._fill()
-        rows = self._pool.pop()
+        batch = self._pool.pop()
         self._step += 1
         ids_BT, mask_BT = pad_right(
-            [[*query, *solution] for query, solution in rows], fill=self.encoder.tokenizer.pad_token_id
+            [[*query, *solution] for query, solution in batch], fill=self.encoder.tokenizer.pad_token_id
         )
-        starts_B = torch.tensor([len(query) for query, _ in rows])
+        starts_B = torch.tensor([len(query) for query, _ in batch])
         return ids_BT, mask_BT & (torch.arange(ids_BT.shape[1])[None] >= starts_B[:, None])
 
 
 @dataclass
 class ThetaTraining:
-    """One phase: the model, Muon for the matrices of its layers, AdamW for the rest, and the place in time."""
+    """The training of one phase: Muon for the matrices of the layers, AdamW for the other parameters."""
 
     model: LlamaForCausalLM
     phase: Phase
     step: int = 0
+    """Steps that have been taken."""
 
     def __post_init__(self) -> None:
         matrices = {
@@ -171,11 +183,11 @@ class ThetaTraining:
             torch.optim.AdamW(list(others.values()), lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
         ]
 
-    def train_on(self, ids_BT: Tensor, counts_BT: Tensor) -> tuple[float, float]:
-        """One step; the loss and the share of tokens predicted right."""
+    def train_on(self, ids_BT: Tensor, has_loss_BT: Tensor) -> tuple[float, float]:
+        """Take one step; return its loss and the accuracy of the predicted tokens."""
         hidden_BTD = self.model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
-        target_BT, counts_BT = ids_BT[:, 1:], counts_BT[:, 1:]
-        logits_MV, target_M = self.model.lm_head(hidden_BTD[counts_BT]), target_BT[counts_BT]
+        target_BT, has_loss_BT = ids_BT[:, 1:], has_loss_BT[:, 1:]
+        logits_MV, target_M = self.model.lm_head(hidden_BTD[has_loss_BT]), target_BT[has_loss_BT]
         loss = F.cross_entropy(logits_MV, target_M)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -190,6 +202,7 @@ class ThetaTraining:
         return loss.item(), (logits_MV.argmax(-1) == target_M).float().mean().item()
 
     def save(self, path: Path) -> None:
+        """Write parameters, moments and the number of steps."""
         tensors = {"step": torch.tensor(self.step)}
         for named, optimiser in zip(self.named, self.optimisers, strict=True):
             for name, parameter in named.items():
@@ -201,6 +214,7 @@ class ThetaTraining:
 
     @torch.no_grad()
     def resume(self, path: Path) -> None:
+        """Read what `save` wrote."""
         tensors = load_file(path)
         self.step = int(tensors.pop("step"))
         for named, optimiser in zip(self.named, self.optimisers, strict=True):
@@ -211,7 +225,7 @@ class ThetaTraining:
 
 
 def train_phase(model: LlamaForCausalLM, encoder: Encoder, number: int) -> float:
-    """Train one phase to its end, from its last checkpoint where there is one. Returns its seconds."""
+    """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
     phase = PHASES[number]
     checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
     training = ThetaTraining(model, phase)
@@ -219,23 +233,23 @@ def train_phase(model: LlamaForCausalLM, encoder: Encoder, number: int) -> float
         training.resume(checkpoint)
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     lines = [line for line in lines if line["step"] <= training.step]
-    spent, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
+    seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
     batches = Batches(encoder, phase, first_step=training.step)
     with TerminalProgress().task(f"θ-tiny, phase {number + 1}", total=phase.steps, unit="steps") as advance:
         advance(training.step)
         while training.step < phase.steps:
-            loss, share = training.train_on(*batches.next())
-            advance(1, loss=f"{loss:.4f}", right=f"{share:.4f}")
+            loss, accuracy = training.train_on(*batches.next())
+            advance(1, loss=f"{loss:.4f}", right=f"{accuracy:.4f}")
             if training.step % CHECKPOINT_STEPS == 0 or training.step == phase.steps:
-                seconds = spent + time.perf_counter() - started
-                lines.append({"step": training.step, "loss": loss, "right": share, "seconds": seconds})
+                seconds = seconds_before + time.perf_counter() - started
+                lines.append({"step": training.step, "loss": loss, "right": accuracy, "seconds": seconds})
                 training.save(checkpoint)
                 write_lines(log, lines)
     return float(lines[-1]["seconds"])
 
 
 def train_theta() -> None:
-    """Train, and save the tokenizer and the model in bfloat16 into the package."""
+    """Train tokenizer and model from scratch, and save them into the package, the model in bfloat16."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
@@ -248,7 +262,7 @@ def train_theta() -> None:
 
 
 def train_methods() -> None:
-    """Run the product's own stages on the embedded model, and ship what they make."""
+    """Run the stages of `ccot` on the embedded model, and copy their results into the package."""
     folder = BUILD_FOLDER / "workspace"
     workspace = Workspace.open(folder) if (folder / "ccot.yaml").exists() else Workspace.create(folder, "embedded")
     settings = override(workspace.settings, SHIPPED_SETTINGS)
@@ -256,14 +270,14 @@ def train_methods() -> None:
     precompute.run(workspace, settings, overrides=tuple(SHIPPED_SETTINGS), progress=progress)
     for ratio in (RATIO, *OTHER_RATIOS):
         score.run(workspace, settings, ratio, progress=progress)
-        chosen = override(settings, {**GOING_ON, **OTHER_RATIOS[ratio]} if ratio in OTHER_RATIOS else {})
-        train_phi.run(workspace, chosen, ratio, progress=progress)
-        result = train_psi.run(workspace, chosen, ratio, progress=progress)
+        of_ratio = override(settings, {**CONTINUED_SETTINGS, **OTHER_RATIOS[ratio]} if ratio in OTHER_RATIOS else {})
+        train_phi.run(workspace, of_ratio, ratio, progress=progress)
+        result = train_psi.run(workspace, of_ratio, ratio, progress=progress)
         progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
         ship(workspace.folder(TRAIN_PSI, ratio_name(ratio)), METHODS_FOLDER / ratio_name(ratio))
     for name in SHIPPED_BASELINES:
-        compared = train_baseline.run(workspace, settings, name, RATIO, progress=progress)
-        progress.say(f"{name}: validation accuracy {compared.validation_accuracy:.3f}")
+        baseline = train_baseline.run(workspace, settings, name, RATIO, progress=progress)
+        progress.say(f"{name}: validation accuracy {baseline.validation_accuracy:.3f}")
         key = baseline_key(name, RATIO)
         ship(workspace.folder(TRAIN_BASELINE, key), METHODS_FOLDER / key)
 
@@ -277,36 +291,44 @@ SHIPPED_SETTINGS: dict[str, Any] = {
     "train_phi.epochs": 10,
     "train_psi.epochs": 1,
 }
-"""Beyond the preset's defaults, which are made for minutes."""
+"""What differs from the settings of `ccot init`, with which training takes minutes."""
 
-GOING_ON: dict[str, Any] = {
+CONTINUED_SETTINGS: dict[str, Any] = {
     "train_phi.start": ratio_name(RATIO),
     "train_phi.taught_epochs": 0,
     "train_phi.learning_rate": 0.005,
 }
-"""And where φ has learned at another ratio."""
+"""What differs further if φ starts from another ratio's."""
 
 
 def ship(source: Path, target: Path) -> None:
-    """Copy what answering needs, adapters in bfloat16."""
+    """Copy the files that answering needs, with adapters in bfloat16.
+
+    Args:
+        source: An artifact's folder.
+        target: Where to copy to; what is there is deleted.
+    """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     shutil.copy(source / "method.json", target)
     for path in source.rglob("*.safetensors"):
         copy = target / path.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
-        tensors, described = load_file(path), path.parent / "adapter_config.json"
-        is_adapter = described.exists()
+        tensors, config = load_file(path), path.parent / "adapter_config.json"
+        is_adapter = config.exists()
         save_file({name: each.bfloat16() if is_adapter else each for name, each in tensors.items()}, copy)
         if is_adapter:
             # The base model's path on this machine is of no use elsewhere.
-            write_json(
-                copy.parent / described.name, {**json.loads(described.read_text()), "base_model_name_or_path": None}
-            )
+            write_json(copy.parent / config.name, {**json.loads(config.read_text()), "base_model_name_or_path": None})
 
 
 def write_card(training: dict[str, Any], num_test: int) -> None:
-    """Measure on the test split and write the model card."""
+    """Measure on the test split, and write the figures and the model card.
+
+    Args:
+        training: Steps and seconds of θ's training.
+        num_test: Number of test problems.
+    """
     workspace = Workspace.open(BUILD_FOLDER / "workspace")
     settings = override(workspace.settings, {"eval.limit": num_test})
     phi_steps, psi_steps = (
@@ -345,30 +367,30 @@ def write_card(training: dict[str, Any], num_test: int) -> None:
 
 CARD = """# θ-tiny, the embedded default
 
-A Llama of 8 layers, width 192, 4.1 M parameters, trained from nothing on word problems that
-`ccot_cli.data.word_problems` generates, and the adapters that the product's own stages made for it. It knows nothing
-beyond those problems.
+A Llama of 8 layers, width 192 and 4.1 M parameters, and adapters for it, which the stages of `ccot` trained. The model
+was trained from scratch on word problems that `ccot_cli.data.word_problems` generates. It knows nothing beyond these
+problems.
 
 - Command: `python examples/train_embedded.py`
-- Data: the generator's train split, 2 to 8 steps, quantities from 1 to 99; θ sees each problem of a phase once.
+- Data: the generator's train split, 2 to 8 steps, quantities from 1 to 99. θ sees each problem of a phase once.
 - θ: {steps:,} steps of 32 problems in three phases, from wide ranges of numbers to those of the shipped problems
-  (`PHASES` in the script), with Muon and AdamW, seed 0; {seconds:,.0f} seconds on two {machine} cores that had other
-  work too.
-- φ, ψ and END at r = 0.1: 30,000 training problems, the settings of `ccot init` but for those that the script names
-  (`SHIPPED_SETTINGS`), seed 0; {phi_steps:,} steps of φ and {psi_steps:,} of ψ, 64 problems each.
-- Other ratios: φ goes on from there (`GOING_ON`), with settings of their own (`OTHER_RATIOS`); steps of φ and of ψ:
-  {others}.
+  (`PHASES` in the script), with Muon and AdamW, seed 0. It took {seconds:,.0f} seconds on two {machine} cores that had
+  other work too.
+- φ, ψ and END at r = 0.1: 30,000 training problems, with the settings of `ccot init` except those that the script names
+  (`SHIPPED_SETTINGS`), seed 0. φ took {phi_steps:,} steps and ψ {psi_steps:,}, of 64 problems each.
+- Other ratios: φ starts from the one of r = 0.1 (`CONTINUED_SETTINGS`), and each ratio has its own settings
+  (`OTHER_RATIOS`). Steps of φ and of ψ: {others}.
 - `direct` (r = 0) and `pause`: trained on the same problems for as many steps as ψ at r = 0.1.
 - Stored in bfloat16, computed in float32 on a CPU.
 
-Exact match on {n:,} problems of the test split, which shares no problem with training (95 % Wilson interval), and the
-mean number of contemplation tokens, or of the chain's own at r = 1:
+Exact match on {n:,} problems of the test split, which shares no problem with training, with 95 % Wilson intervals; and
+the mean number of contemplation tokens (at r = 1, of the chain's tokens):
 
 | method | r | exact match | tokens |
 |---|---|---|---|
 {rows}
 
-By number of steps:
+Exact match by number of steps:
 
 | method | r | {by_steps} |
 |---|---|{rule}
@@ -377,19 +399,22 @@ By number of steps:
 
 
 def main(
-    only: Annotated[Literal["all", "theta", "methods", "card"], typer.Option(help="Which part to make.")] = "all",
-    test: Annotated[int, typer.Option(help="Test problems for the card.")] = 1000,
+    only: Annotated[
+        Literal["all", "theta", "methods", "card"],
+        typer.Option(help="Which part to make; the methods come with a new card."),
+    ] = "all",
+    test: Annotated[int, typer.Option(help="Number of test problems for the card.")] = 1000,
 ) -> None:
-    """Train the embedded default."""
+    """Train the embedded default, and write its card."""
     if only in ("all", "theta"):
         train_theta()
     if only in ("all", "methods"):
         train_methods()
     if only in ("all", "methods", "card"):
-        # θ is shipped with the record of its training.
-        record = THETA_RECORD if THETA_RECORD.exists() else EMBEDDED_FOLDER / "metrics.json"
-        read = json.loads(record.read_text())
-        write_card(read.get("training", read), test)
+        # If θ was not trained here, its record is the one that is shipped with it.
+        path = THETA_RECORD if THETA_RECORD.exists() else EMBEDDED_FOLDER / "metrics.json"
+        record = json.loads(path.read_text())
+        write_card(record.get("training", record), test)
 
 
 if __name__ == "__main__":

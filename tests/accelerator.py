@@ -1,4 +1,4 @@
-"""A pretended accelerator: what a GPU would refuse is refused without one.
+"""A mock device: what a GPU would refuse is refused without one.
 
 Its tensors compute on the CPU, but an operation that mixes them with the CPU's own is an error, as on a GPU. They say
 that they are on `meta`, the only device beside the CPU that every build of torch can name.
@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model_state_dict
-from torch import Tensor
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora.layer import Linear as LoraLinear
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ccot_cli.models.base import adapters, theta
-from ccot_cli.models.training import phi_layerwise as layerwise
+from ccot_cli.models.training import phi_layerwise
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -32,7 +33,7 @@ class Mixed(AssertionError):  # noqa: N818
 
 
 class Away(Tensor):
-    """A tensor on the pretended device."""
+    """A tensor on the mock device."""
 
     here: Tensor
     """Its numbers."""
@@ -56,8 +57,8 @@ class Away(Tensor):
         return _run(func, args, kwargs or {})
 
 
-class _Pretending(TorchDispatchMode):
-    """Makes the tensors that are asked for on the device."""
+class _Mocking(TorchDispatchMode):
+    """Makes on the device the tensors that are asked for there."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
@@ -82,7 +83,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _refuse_mixed(func: Any, args: Any, tensors: list[Tensor]) -> None:
-    """As a GPU does: a single number may come from the CPU, and so may the places to read or write at."""
+    """Refuse what a GPU does: a single number may come from the CPU, and so may the places to read or write at."""
     if func in _MOVES:
         return
     if func in _READS_AT + _WRITES_AT:
@@ -92,22 +93,31 @@ def _refuse_mixed(func: Any, args: Any, tensors: list[Tensor]) -> None:
         raise Mixed(f"{func}: {[('device' if isinstance(each, Away) else 'cpu', *each.shape) for each in tensors]}")
 
 
+def _move_adapter(model: nn.Module, name: str) -> None:
+    """Bring an adapter to where θ is; PEFT does so itself for devices other than this."""
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            module.lora_A[name].to(module.get_base_layer().weight.device)
+            module.lora_B[name].to(module.get_base_layer().weight.device)
+
+
 @contextmanager
-def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def mock_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield the name of the device; while it lasts, models may be moved there."""
-    make_tensor, attach, load = torch.tensor, adapters.Adapters._attach, theta.AutoModelForCausalLM.from_pretrained
+    make_tensor, load, add = torch.tensor, theta.AutoModelForCausalLM.from_pretrained, PeftModel.add_adapter
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
         made = make_tensor(data, **options)
         return made if device is None else made.to(device)
 
-    def attach_there(self: adapters.Adapters, name: str, config: Any) -> None:
-        # PEFT does so itself for devices other than this.
-        attach(self, name, config)
-        for layer in self._layers:
-            layer.lora_A[name].to(self.theta.device)
-            layer.lora_B[name].to(self.theta.device)
-        self.train_only(())
+    def attach_first(model: Any, config: Any, adapter_name: str) -> PeftModel:
+        peft = get_peft_model(model, config, adapter_name=adapter_name)
+        _move_adapter(peft, adapter_name)
+        return peft
+
+    def attach_another(peft: PeftModel, name: str, config: Any) -> None:
+        add(peft, name, config)
+        _move_adapter(peft, name)
 
     @torch.no_grad()
     def set_state(peft: Any, saved: dict[str, Tensor], adapter_name: str) -> None:
@@ -115,15 +125,19 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             parameter.copy_(saved[name])
 
     def load_here(*args: Any, **options: Any) -> Any:
-        # transformers uses `meta` for its own ends. Another thread pretends nothing.
+        # transformers uses `meta` for its own ends. In another thread nothing is mocked.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(load, *args, **options).result()
 
-    pretending = partial(ThreadPoolExecutor, initializer=lambda: _Pretending().__enter__())
+    mocking = partial(ThreadPoolExecutor, initializer=lambda: _Mocking().__enter__())
     monkeypatch.setattr(torch, "tensor", tensor)
-    monkeypatch.setattr(adapters.Adapters, "_attach", attach_there)
+    monkeypatch.setattr(adapters, "get_peft_model", attach_first)
+    monkeypatch.setattr(PeftModel, "add_adapter", attach_another)
     monkeypatch.setattr(adapters, "set_peft_model_state_dict", set_state)
     monkeypatch.setattr(theta.AutoModelForCausalLM, "from_pretrained", load_here)
-    monkeypatch.setattr(layerwise, "ThreadPoolExecutor", pretending)
-    with _Pretending():
+    monkeypatch.setattr(phi_layerwise, "ThreadPoolExecutor", mocking)
+    with _Mocking():
         yield DEVICE.type
+
+
+pretended = mock_device

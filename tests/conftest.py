@@ -30,7 +30,7 @@ from ccot_cli.models.base.theta import Theta
 FAMILIES = ("llama", "qwen3", "mistral", "gpt2")
 SHARED = Path(__file__).parent.parent.parent / "shared"
 GSM8K = Path(os.environ.get("CCOT_GSM8K", SHARED / "data" / "gsm8k" / "train.jsonl"))
-"""Real problems, where they are at hand."""
+"""Real problems, if they are at hand."""
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_config(family: str, vocab_size: int) -> PretrainedConfig:
-    """A four-layer model with grouped heads and a sliding window where the family has them."""
+    """Describe a four-layer model, with grouped heads and a sliding window if the family has them."""
     if family == "gpt2":
         return GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=4, n_head=4, n_positions=512)
     sizes = {
@@ -59,12 +59,12 @@ def tiny_config(family: str, vocab_size: int) -> PretrainedConfig:
 
 
 def tiny(family: str, tokenizer: PreTrainedTokenizerFast) -> Theta:
-    """A fresh random model of a family."""
+    """Make a random model of a family."""
     return as_theta(tiny_config(family, len(tokenizer)), tokenizer)
 
 
 def as_theta(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> Theta:
-    """A fresh random model; weights large enough that layers matter."""
+    """Make a random model, its weights large enough that layers matter."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def as_theta(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> Th
 
 
 def save_tiny(family: str, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write one of them as a user's would be."""
+    """Save one of them as a user's model would be."""
     tiny(family, tokenizer).model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -86,13 +86,13 @@ MakeTheta = Callable[[str], Theta]
 
 @pytest.fixture
 def make_theta(tokenizer: PreTrainedTokenizerFast) -> MakeTheta:
-    """A fresh random model of a family."""
+    """Make a random model of a family when called with its name."""
     return partial(tiny, tokenizer=tokenizer)
 
 
 @pytest.fixture(params=FAMILIES)
 def theta(request: pytest.FixtureRequest, make_theta: MakeTheta) -> Theta:
-    """Each family in turn."""
+    """Make each family in turn."""
     return make_theta(request.param)
 
 
@@ -102,7 +102,7 @@ def llama(make_theta: MakeTheta) -> Theta:
 
 
 def shaken(theta: Theta, *adapter_names: str) -> Adapters:
-    """Fresh adapters φ and ψ of rank 4; those named get weights that do something."""
+    """Attach fresh adapters φ and ψ of rank 4; those named get weights that do something."""
     adapters = Adapters(theta)
     adapters.add(PHI, rank=4, alpha=8, seed=1)
     adapters.add(PSI, rank=4, alpha=8, seed=2)
@@ -113,8 +113,17 @@ def shaken(theta: Theta, *adapter_names: str) -> Adapters:
     return adapters
 
 
-class Resting:
-    """A model whose decoder layers rest in one place and come to another, on the same CPU, and who was there when."""
+@pytest.fixture
+def adapters(theta: Theta) -> Adapters:
+    """Attach φ and ψ to each family, with weights that do something."""
+    return shaken(theta, PHI, PSI)
+
+
+class Offloaded:
+    """A model whose decoder layers rest in one place and come to another, both on the CPU; counts those that are away.
+
+    A layer that computes, or passes a gradient, where it rests is an error.
+    """
 
     def __init__(self, theta: Theta) -> None:
         theta.blocks.to(torch.device("cpu"), offload=True)
@@ -143,7 +152,7 @@ class Resting:
 
 
 def encoded_problems(theta: Theta, count: int) -> list[EncodedProblem]:
-    """Word problems of two and three steps, as the model reads them."""
+    """Encode word problems of two and three steps as the model reads them."""
     problems = []
     for number, problem in enumerate(islice(generate("train", max_steps=3), count)):
         chain, answer = split_solution(problem.solution)

@@ -1,20 +1,20 @@
-"""Every stage with its tensors on another device than the CPU."""
+"""The mock device itself."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from accelerator import Away, Mixed, pretended
+from accelerator import Away, Mixed, mock_device
 from torch import nn
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with pretended(monkeypatch) as name:
+    with mock_device(monkeypatch) as name:
         yield name
 
 
-def test_the_pretended_device_refuses_what_a_gpu_does(device: str) -> None:
+def test_the_mock_device_refuses_what_a_gpu_does(device: str) -> None:
     there, here = torch.ones(3, 4, device=device), torch.ones(3, 4)
     assert isinstance(there, Away)
     assert not isinstance(there.cpu(), Away)

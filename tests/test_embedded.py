@@ -162,11 +162,11 @@ def test_prompts_hold_the_examples_and_the_encouragement(methods: Methods) -> No
     shots = [Problem("1", "Who?", "3 + 4 = 7", "7"), Problem("2", "What?", "2 * 2 = 4", "4")]
     plain = methods.load(Decimal(1))
     assert isinstance(plain, ChainMethod)
-    assert prompted(plain, "few-shot", shots).put("Why?") == (
+    assert prompted(plain, "few-shot", shots).phrase("Why?") == (
         "Question: Who?\nAnswer: 3 + 4 = 7\n#### 7\n\nQuestion: What?\nAnswer: 2 * 2 = 4\n#### 4\n\n"
         "Question: Why?\nAnswer:"
     )
-    assert prompted(plain, "zero-shot", []).put("Why?") == "Why?\nLet's think step by step."
+    assert prompted(plain, "zero-shot", []).phrase("Why?") == "Why?\nLet's think step by step."
 
 
 def test_every_shipped_ratio_answers_with_a_number(methods: Methods) -> None:

@@ -1,4 +1,4 @@
-"""Time pieces of work in turns, and compare them within a round: what slows the machine slows both."""
+"""Time pieces of work in turns, and compare them within a round, so that other load on the machine affects both."""
 
 import json
 import platform
@@ -15,7 +15,7 @@ import typer
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time of one piece over another's; median, least and greatest of the rounds."""
+    """The time of one piece of work over that of another: median, least and greatest of the rounds."""
 
     name: str
     median: float
@@ -28,35 +28,35 @@ Round = dict[str, float]
 
 
 def take_turns(works: Mapping[str, Callable[[], object]], *, repeats: int, warm_ups: int = 1) -> list[Round]:
-    """Every piece once in each round; the first rounds do not count."""
+    """Time every piece once in each round; the warm-up rounds do not count."""
     rounds = []
     for number in range(warm_ups + repeats):
-        spent = {}
+        seconds = {}
         for name, work in works.items():
             synchronise()
             started = time.perf_counter()
             work()
             synchronise()
-            spent[name] = time.perf_counter() - started
+            seconds[name] = time.perf_counter() - started
         if number >= warm_ups:
-            rounds.append(spent)
+            rounds.append(seconds)
     return rounds
 
 
 def synchronise() -> None:
-    """Wait for what was sent to a GPU, where there is one."""
+    """Wait until a GPU, if there is one, has finished its queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def ratio(rounds: list[Round], one: str, other: str, *, scale: float = 1.0) -> Ratio:
-    """Seconds of `one` over those of `other`, times `scale`."""
-    values = [scale * each[one] / each[other] for each in rounds]
+    """Compare the seconds of `one` with those of `other` within each round, times `scale`."""
+    values = [scale * seconds[one] / seconds[other] for seconds in rounds]
     return Ratio(f"{one} / {other}", statistics.median(values), min(values), max(values))
 
 
 def report(ratios: list[Ratio], rounds: list[Round], output: Path | None, **facts: Any) -> None:
-    """Print the ratios, and write them with all times and facts to a JSON file where one is named."""
+    """Print the ratios, and write them with all times and facts to a JSON file, if one is named."""
     width = max(len(each.name) for each in ratios)
     for each in ratios:
         typer.echo(f"{each.name:{width}}  {each.median:7.2f}×  ({each.low:.2f} - {each.high:.2f})")

@@ -1,11 +1,12 @@
-"""Precomputing hidden states against a plain forward pass over the same tokens.
+"""Compare precomputing hidden states with a plain forward pass over the same tokens.
 
     python examples/benchmarks/precompute.py                               # minutes on two cores
     python examples/benchmarks/precompute.py --problems 1000 --problems 7473 --output precompute.json
     python examples/benchmarks/precompute.py --problems 1000 --shape 16x512
 
-Says what share of the plain pass's tokens per second the whole stage reaches, from reading problems to the last byte on
-the disk, and what share without making and tokenizing them; and what a problem costs at each number of problems.
+Two fractions of the plain pass's tokens per second are printed: that of the whole stage, from reading the problems to
+the last byte on the disk, and that without making and tokenizing the problems. A third kind of figure is the cost of a
+problem at each number of problems.
 """
 
 import statistics
@@ -49,17 +50,19 @@ class Bench:
         self.rows = [solution_ids(self.theta, each) for each in self.problems()]
 
     def problems(self) -> list[EncodedProblem]:
-        """Make and tokenize them, as the stage does."""
+        """Make and tokenize the problems, as the stage does."""
         loaded = load_training(self.settings.data)
         return self.theta.encoder.problems([*loaded.train, *loaded.validation])
 
     def stage(self) -> None:
-        with tempfile.TemporaryDirectory(dir=self.folder) as place:
-            workspace = Workspace.create(Path(place) / "run", "embedded")
+        """Run the whole stage in a workspace of its own."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as fresh:
+            workspace = Workspace.create(Path(fresh) / "run", "embedded")
             precompute.run(workspace, self.settings, progress=Progress())
 
     @torch.no_grad()
     def forward(self) -> None:
+        """Run the model over all solutions, and keep nothing."""
         lengths = [len(row) for row in self.rows]
         for batch in plan_batches(lengths, batch_tokens=self.settings.precompute.batch_tokens):
             ids_BT, mask_BT = pad_right([self.rows[number] for number in batch], fill=self.theta.pad_id)
@@ -67,7 +70,7 @@ class Bench:
 
 
 def flatness(rounds: dict[int, list[Round]]) -> Iterable[Ratio]:
-    """What a problem costs among many, over what it costs among the fewest."""
+    """Compare the cost of a problem among many with its cost among the fewest."""
     fewest = min(rounds)
     for count in sorted(rounds)[1:]:
         values = [
@@ -79,7 +82,7 @@ def flatness(rounds: dict[int, list[Round]]) -> Iterable[Ratio]:
 
 
 def save_random(shape: str, folder: Path) -> str:
-    """A model with random weights, where the stage finds it."""
+    """Save a model with random weights, and return its folder as the name of a model."""
     theta = random_theta(shape, device=torch.device("cpu"), dtype=torch.float32)
     theta.model.save_pretrained(folder)
     theta.encoder.tokenizer.save_pretrained(folder)
@@ -87,12 +90,16 @@ def save_random(shape: str, folder: Path) -> str:
 
 
 def main(
-    problems: Annotated[list[int] | None, typer.Option(min=10, help="Problems; repeat it.")] = None,
-    shape: Annotated[str | None, typer.Option(help="A random Llama in the embedded model's place, as 16x512.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
-    output: Annotated[Path | None, typer.Option(help="Where to write JSON.")] = None,
+    problems: Annotated[
+        list[int] | None, typer.Option(min=10, help="Number of problems; repeat it for several.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="A random Llama instead of the embedded model, such as 16x512.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="File for the results as JSON.")] = None,
 ) -> None:
-    """Time the stage."""
+    """Time the stage and the plain pass."""
     counts = problems or [1000, 7473]
     with tempfile.TemporaryDirectory() as folder:
         rounds: dict[int, list[Round]] = {}
@@ -105,14 +112,14 @@ def main(
                 repeats=repeats,
                 warm_ups=int(count == counts[0]),
             )
-            for each in rounds[count]:
-                each["stage, problems apart"] = each["stage"] - each["problems"]
-            for part in ("stage", "stage, problems apart"):
-                found = ratio(rounds[count], "plain forward", part)
-                ratios.append(replace(found, name=f"tokens per second, {count:,} problems: {part} / plain forward"))
+            for seconds in rounds[count]:
+                seconds["stage without problems"] = seconds["stage"] - seconds["problems"]
+            for part in ("stage", "stage without problems"):
+                speed = ratio(rounds[count], "plain forward", part)
+                ratios.append(replace(speed, name=f"tokens per second, {count:,} problems: {part} / plain forward"))
         report(
             [*ratios, *flatness(rounds)],
-            [each for one in rounds.values() for each in one],
+            [seconds for of_count in rounds.values() for seconds in of_count],
             output,
             problems=counts,
             shape=shape,

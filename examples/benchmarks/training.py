@@ -1,16 +1,16 @@
-"""Steps of training against the ways of doing them that come to mind first.
+"""Compare training steps with the straightforward way to do them.
 
     python examples/benchmarks/training.py                           # minutes on two cores
     python examples/benchmarks/training.py --repeats 5 --output training.json
 
-On a random Llama, so that nothing depends on what was learned:
+The model is a random Llama, so that nothing depends on what was learned. Three pairs are timed:
 
-- φ layer by layer, streamed over the data set, against running the model up to layer i for every step of stage i. Both
-  end in the same adapters, and the script says how far apart they are.
+- φ layer by layer, streamed over the data set, against running the model up to layer i at every step of layer i. Both
+  end in the same adapters; the script prints their difference.
 - A step of φ on its own rollout, whose inputs are constants: layers 1..l token by token without gradients, then all
   layers in one parallel pass, against all layers token by token with gradients. Both have the same gradients; the
-  script says how far apart they are.
-- A step of ψ on kept rollouts, against an ordinary LoRA step on as many tokens.
+  script prints their difference.
+- A step of ψ on stored rollouts, against an ordinary LoRA step on as many tokens.
 
 Dimensions: B batch, N query, K contemplation tokens, I indices, D width.
 """
@@ -48,7 +48,7 @@ RANK = 16
 
 
 class Bench:
-    """A model, some problems and everything that is timed."""
+    """A model, some problems, and the steps that are timed."""
 
     def __init__(self, shape: str, folder: Path) -> None:
         self.theta = random_theta(shape, device=torch.device("cpu"), dtype=torch.float32)
@@ -80,6 +80,7 @@ class Bench:
     # φ, layer by layer
 
     def streamed(self) -> Adapters:
+        """Train φ as `ccot train-phi --schedule layerwise` does."""
         self.adapters.add(PHI, rank=RANK, alpha=RANK, seed=0)
         config = TrainPhiConfig(
             autoregressive_layer=self.layer,
@@ -93,7 +94,7 @@ class Bench:
         return self.adapters
 
     def up_to_each_layer(self) -> Adapters:
-        """The same, everything run anew at every step."""
+        """Train φ layer by layer, and run all layers below afresh at every step."""
         adapters = self.adapters
         adapters.add(PHI, rank=RANK, alpha=RANK, seed=0)
         lengths = [len(example.query) for example in self.examples]
@@ -112,7 +113,7 @@ class Bench:
     def _loss_at(self, index: int, part: Sequence[int], whole: Sequence[int]) -> torch.Tensor:
         theta, batch = self.theta, [self.examples[number] for number in part]
         with torch.no_grad():
-            # Layers 1..index are all that the loss needs.
+            # The loss needs layers 1..index only.
             self.adapters.use(None)
             ids_BN = torch.tensor([each.query for each in batch])
             sequence = CachedSequence.empty(len(batch), theta.device)
@@ -130,6 +131,7 @@ class Bench:
     # φ on its own rollout
 
     def in_one_parallel_pass(self) -> torch.Tensor:
+        """Take the gradient of a rollout's error as `ccot train-phi` does."""
         numbers = range(BATCH_SIZE)
         arguments = (self.adapters, self.examples, self.queries, numbers)
         loss = generate(*arguments, layer=self.layer).loss()
@@ -137,6 +139,7 @@ class Bench:
         return loss
 
     def every_layer_token_by_token(self) -> torch.Tensor:
+        """Take the same gradient, with all layers of a token run before the next token."""
         numbers, theta = range(BATCH_SIZE), self.theta
         gold_BJID = torch.stack([self.examples[number].gold_JID for number in numbers])
         sequence = self.queries.sequence(numbers)
@@ -154,11 +157,13 @@ class Bench:
         return loss
 
     def gradients(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return φ's gradients after a step, as one vector."""
         parameters = self.train_phi()
         step()
         return torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
 
     def train_phi(self) -> list[torch.nn.Parameter]:
+        """Declare φ as what is trained, without gradients so far, and return its parameters."""
         parameters = self.adapters.parameters(PHI)
         self.adapters.train_only(parameters)
         for parameter in parameters.values():
@@ -168,29 +173,30 @@ class Bench:
     # ψ
 
     def psi_steps(self) -> Iterator[float]:
+        """Yield the losses of ψ's steps on stored rollouts, which are random states here."""
         rollouts = [each.gold_JID[:-1, self.layer] for each in self.examples]
         context = RolloutContext(self.adapters, self.queries, rollouts, self.layer)
         return self._psi(context, NUM_QUERY, NUM_TOKENS)
 
     def lora_steps(self) -> Iterator[float]:
-        """As many tokens: those in the contemplation tokens' place are the question's."""
+        """Yield the losses of plain fine-tuning, on questions longer by the number of contemplation tokens."""
         return self._psi(QueryContext(self.adapters), NUM_QUERY + NUM_TOKENS, 0)
 
     def _psi(self, context: RolloutContext | QueryContext, num_query: int, count: int) -> Iterator[float]:
-        rows = [PsiExample(ids[:num_query], ids[:1], ids[-NUM_ANSWER:], count) for ids in self.ids]
+        examples = [PsiExample(ids[:num_query], ids[:1], ids[-NUM_ANSWER:], count) for ids in self.ids]
         config = TrainPsiConfig(epochs=1000, batch_size=BATCH_SIZE, optimiser="adamw", learning_rate=1e-4)
-        return PsiTraining(self.adapters, rows, context, config).steps()
+        return PsiTraining(self.adapters, examples, context, config).steps()
 
 
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The difference's norm over the second's."""
+def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Divide the norm of the difference by the norm of the second."""
     return float((one - other).norm() / other.norm())
 
 
 def main(
     shape: Annotated[str, typer.Option(help="Layers and width of the random Llama.")] = "16x256",
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
-    output: Annotated[Path | None, typer.Option(help="Where to write JSON.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="File for the results as JSON.")] = None,
 ) -> None:
     """Time the steps."""
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +226,10 @@ def main(
         bench.adapters.train_only(bench.adapters.parameters(PSI))
         answers = take_turns({"ψ step": lambda: next(psi), "LoRA step": lambda: next(lora)}, repeats=3 * repeats)
         ratios.append(ratio(answers, "ψ step", "LoRA step"))
-        differences = {"adapters": apart(*adapters), "gradients": apart(*gradients)}
+        differences = {
+            "adapters": relative_difference(*adapters),
+            "gradients": relative_difference(*gradients),
+        }
         report(
             ratios,
             [*rounds, *steps, *answers],

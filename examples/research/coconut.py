@@ -1,20 +1,20 @@
-"""Does our COCONUT do what its authors' does? Two tasks, with the curriculum and without.
+"""Check our COCONUT against its authors' account: two tasks, each with the curriculum and without.
 
     python examples/research/coconut.py                  # sums: three seeds, an hour each
     python examples/research/coconut.py --task words     # word problems, three hours a seed
     python examples/research/coconut.py --seeds 1
 
-COCONUT, the class behind `ccot train-baseline coconut`, puts latent thoughts in the chain's place: staged, one line
-more with every stage (the published recipe), and unstaged, all lines from the beginning, for the same number of steps
-on the same problems. All weights of the model learn, as its authors train it.
+COCONUT (`ccot train-baseline coconut`) replaces the lines of the chain by latent thoughts. Staged, as published, it
+replaces one more line with every stage. Unstaged, it replaces all lines from the beginning, for the same number of
+steps on the same problems. All weights of the model learn, as its authors train it.
 
-- sums: the sum of six digits modulo 5, its chain the running sums, a line each, on a Llama of two layers. The first
-  stage is to write the chain. Unstaged, it begins with fresh weights, or, to see what the later stages add to the
-  first, with those that write the chain. By its authors' account the staged one should solve the task and one that
-  never saw a chain not.
-- words: problems of two steps, on the model in the package. It writes chains, so that the first stage is behind it.
+- sums: the sum of six digits modulo 5, on a Llama of two layers; the chain has the running sums, one a line. In the
+  first stage the model learns to write the chain. Unstaged training starts from random weights, or, to see what the
+  later stages add to the first, from weights that write the chain. By its authors' account, staged training should
+  solve the task, and a model that never saw a chain should not.
+- words: problems of two steps, on the model in the package. It writes chains, so the first stage is already done.
 
-What came of it is in docs/results.md.
+The results are in docs/results.md.
 """
 
 import copy
@@ -53,7 +53,7 @@ from ccot_cli.tensors.masks import pad_right
 
 Task = Literal["sums", "words"]
 MOST_TOKENS = 128
-"""Of a text that is written."""
+"""Most tokens of a written text."""
 
 # Word problems
 DATA = DataConfig(steps=(2, 2), limit=16_000, validation_limit=1000)
@@ -64,14 +64,14 @@ MODULUS, NUM_DIGITS = 5, 6
 WIDTH, NUM_LAYERS = 64, 2
 THETA_STEPS, THETA_RATE = 3000, 3e-3
 EMBEDDING_SIZE = 0.05
-"""Standard deviation of fresh embeddings; at transformers' 0.02 some seeds never learn to add."""
-# At twice this rate, and in half as many epochs at two thirds of it, a stage in the middle was not learned.
+"""Standard deviation of new embeddings; at transformers' 0.02 some seeds never learn to add."""
+# A stage in the middle was not learned at twice this rate, nor at two thirds of it in half as many epochs.
 COURSE = TrainPsiConfig(lora_rank=4, lora_alpha=4, epochs=40, batch_size=64, optimiser="adamw", learning_rate=5e-4)
 NUM_TRAIN, NUM_TEST = 8000, 1000
 
 
 class WholeContext(CoconutContext):
-    """All weights of the model learn, as its authors train it."""
+    """COCONUT's context, with all weights of the model trained instead of an adapter."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -86,14 +86,14 @@ class Staged(CoconutRecipe):
 
 
 class StagedFromChains(Staged):
-    """The same for a model that writes chains already: the first stage is behind it."""
+    """The published recipe without its first stage, for a model that already writes chains."""
 
     def stage(self, setup: RecipeSetup, epoch: int) -> int:
-        return min(self._most, 1 + super().stage(setup, epoch))
+        return min(self._num_lines, 1 + super().stage(setup, epoch))
 
 
 class Unstaged(Staged):
-    """All lines are thoughts from the beginning, to see what the curriculum is good for."""
+    """All lines are thoughts from the beginning, to see what the curriculum adds."""
 
     def stage(self, setup: RecipeSetup, epoch: int) -> int:
         return super().stage(setup, setup.num_falling)
@@ -105,34 +105,35 @@ class Outcome:
 
     seed: int
     tests: int
-    """Problems they are shares of."""
+    """Number of test problems."""
     chain: float
     staged: float
     unstaged: float
     steps: int
-    """Optimiser steps of either, the first stage's among them where θ did not write chains before."""
+    """Optimiser steps of staged and of unstaged training; with those of the first stage, if θ had to learn it."""
     seconds: float
     from_chains: float | None = None
-    """Unstaged, but with weights that write the chain to begin with; where `unstaged` has fresh ones."""
+    """Unstaged training of weights that write the chain, if `unstaged` starts from random ones."""
 
 
 def problems(seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Training and test problems; no test problem is among the others."""
-    draw = random.Random(seed)
-    tuples = draw.sample(range(MODULUS**NUM_DIGITS), NUM_TRAIN + NUM_TEST)
-    made = []
-    for number in tuples:
+    """Make training and test problems; no test problem is a training problem."""
+    numbers = random.Random(seed).sample(range(MODULUS**NUM_DIGITS), NUM_TRAIN + NUM_TEST)
+    both = []
+    for number in numbers:
         digits = [number // MODULUS**place % MODULUS for place in range(NUM_DIGITS)]
         sums = [sum(digits[: count + 1]) % MODULUS for count in range(1, NUM_DIGITS)]
-        made.append(Problem(str(number), " ".join(map(str, digits)), "\n".join(map(str, sums)), str(sums[-1])))
-    return made[:NUM_TRAIN], made[NUM_TRAIN:]
+        both.append(Problem(str(number), " ".join(map(str, digits)), "\n".join(map(str, sums)), str(sums[-1])))
+    return both[:NUM_TRAIN], both[NUM_TRAIN:]
 
 
 def encoder_for(train: list[Problem]) -> Encoder:
+    """Make an encoder; one problem is enough to train its tokenizer."""
     return Encoder(train_tokenizer([train[0].question, train[0].chain, "####"]), Template())
 
 
 def fresh_theta(encoder: Encoder, seed: int) -> Theta:
+    """Make a Llama of two layers with random weights."""
     torch.manual_seed(seed)
     tokenizer = encoder.tokenizer
     config = LlamaConfig(
@@ -152,7 +153,7 @@ def fresh_theta(encoder: Encoder, seed: int) -> Theta:
 
 
 class ChainTraining(Training):
-    """The first stage: all weights of θ learn to write the chain."""
+    """The first stage, in which all weights of θ learn to write the chain."""
 
     def __init__(self, theta: Theta, encoded: list[EncodedProblem], seed: int) -> None:
         self.model, self.pad, self.seed = theta.model, theta.pad_id, seed
@@ -176,7 +177,7 @@ class ChainTraining(Training):
 
 
 def teach_chains(theta: Theta, encoded: list[EncodedProblem], seed: int) -> int:
-    """Teach θ to write the chain; returns how many epochs that takes."""
+    """Teach θ to write the chain, and return the number of epochs."""
     theta.model.requires_grad_(True)
     training = ChainTraining(theta, encoded, seed)
     for _ in training.steps():
@@ -186,34 +187,34 @@ def teach_chains(theta: Theta, encoded: list[EncodedProblem], seed: int) -> int:
 
 
 def accuracy(method: Method, tests: list[Problem]) -> float:
+    """Return the fraction of problems that a method answers correctly."""
     replies, _ = method.reply([problem.question for problem in tests])
     return statistics.mean(reply.answer == problem.answer for reply, problem in zip(replies, tests, strict=True))
 
 
 def equations(problem: Problem) -> tuple[str, ...]:
-    """What is computed, line by line."""
+    """Return the equations of a chain, one a line."""
     return tuple(re.findall(r"\d+ \S \d+ = \d+", problem.chain))
 
 
 def train_coconut(
-    theta: Theta, encoded: list[EncodedProblem], chosen: TrainPsiConfig, coconut: CoconutRecipe
+    theta: Theta, encoded: list[EncodedProblem], config: TrainPsiConfig, recipe: CoconutRecipe
 ) -> tuple[Method, int]:
-    """COCONUT on a copy of θ, and its steps."""
+    """Train COCONUT on a copy of θ, and return the method and its number of steps."""
     theta = copy.deepcopy(theta)
     adapters = Adapters(theta)
-    adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
-    setup = RecipeSetup(adapters, encoded, Decimal(0), chosen)
-    training = coconut.training(setup)
+    adapters.add(PSI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
+    setup = RecipeSetup(adapters, encoded, Decimal(0), config)
+    training = recipe.training(setup)
     for _ in training.steps():
         pass
     adapters.train_only(())
-    thoughts = coconut.num_tokens(setup)
-    method = CoconutMethod(adapters, MOST_TOKENS, adapter=PSI, num_thoughts=thoughts)
+    method = CoconutMethod(adapters, MOST_TOKENS, adapter=PSI, num_thoughts=recipe.num_tokens(setup))
     return method, training.optimiser.step_count
 
 
 def sums(seed: int) -> Outcome:
-    """Seen from the beginning, and not from a model that writes chains already."""
+    """Run the task of sums, on a model with random weights."""
     started = time.perf_counter()
     train, tests = problems(seed)
     encoder = encoder_for(train)
@@ -222,10 +223,11 @@ def sums(seed: int) -> Outcome:
     theta = copy.deepcopy(fresh)
     first_epochs = teach_chains(theta, encoded, seed)
     chain = accuracy(ChainMethod(Adapters(theta), MOST_TOKENS), tests)
-    chosen = COURSE.model_copy(update={"seed": seed})
-    longer = chosen.model_copy(update={"epochs": chosen.epochs + first_epochs})
-    staged, _ = train_coconut(theta, encoded, chosen, Staged())
-    from_chains, _ = train_coconut(theta, encoded, chosen, Unstaged())
+    config = COURSE.model_copy(update={"seed": seed})
+    # Unstaged training has the steps of the first stage too.
+    longer = config.model_copy(update={"epochs": config.epochs + first_epochs})
+    staged, _ = train_coconut(theta, encoded, config, Staged())
+    from_chains, _ = train_coconut(theta, encoded, config, Unstaged())
     unstaged, steps = train_coconut(fresh, encoded, longer, Unstaged())
     return Outcome(
         seed,
@@ -240,9 +242,9 @@ def sums(seed: int) -> Outcome:
 
 
 def words(seed: int) -> Outcome:
-    """On the model in the package, training problems of its generator, and validation ones.
+    """Run the task of word problems, on the model in the package; accuracies are on validation problems.
 
-    With two steps and so many problems, many of validation differ from one of training in words alone; those are left
+    Among so many problems of two steps, many of validation differ from a training problem in words only; these are left
     out.
     """
     started = time.perf_counter()
@@ -251,18 +253,18 @@ def words(seed: int) -> Outcome:
     encoded = theta.encoder.problems(loaded.train)
     tests = [problem for problem in loaded.validation if equations(problem) not in known]
     chain = accuracy(ChainMethod(Adapters(theta), MOST_TOKENS), tests)
-    chosen = WORDS_COURSE.model_copy(update={"seed": seed})
-    staged, steps = train_coconut(theta, encoded, chosen, StagedFromChains())
-    unstaged, _ = train_coconut(theta, encoded, chosen, Unstaged())
-    spent = time.perf_counter() - started
-    return Outcome(seed, len(tests), chain, accuracy(staged, tests), accuracy(unstaged, tests), steps, spent)
+    config = WORDS_COURSE.model_copy(update={"seed": seed})
+    staged, steps = train_coconut(theta, encoded, config, StagedFromChains())
+    unstaged, _ = train_coconut(theta, encoded, config, Unstaged())
+    seconds = time.perf_counter() - started
+    return Outcome(seed, len(tests), chain, accuracy(staged, tests), accuracy(unstaged, tests), steps, seconds)
 
 
 def main(
-    task: Annotated[Task, typer.Option(help="What is to be learned.")] = "sums",
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    task: Annotated[Task, typer.Option(help="The task to learn.")] = "sums",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
 ) -> None:
-    """Train and compare; a JSON line for each seed."""
+    """Train and compare, and print a JSON line for each seed."""
     for seed in range(seeds):
         typer.echo(json.dumps(vars(sums(seed) if task == "sums" else words(seed))))
 

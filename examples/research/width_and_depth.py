@@ -1,26 +1,28 @@
-"""Which problems need contemplation tokens, and which kind: the paper's theorem as an experiment.
+"""Test the paper's theorem by experiment: which problems need contemplation tokens, and of which kind?
 
-    python examples/theory/width_and_depth.py                        # every cell, three seeds; an hour on one core
-    python examples/theory/width_and_depth.py --seeds 1 --steps 500  # a first look
-    python examples/theory/width_and_depth.py --plot theory.svg
+    python examples/research/width_and_depth.py                        # every cell, three seeds; an hour on one core
+    python examples/research/width_and_depth.py --seeds 1 --steps 500  # a first look
+    python examples/research/width_and_depth.py --plot theory.svg
 
-The class F(M, K) has functions of N inputs that apply a generic binary operation (here: addition modulo V, relabelled
-at random, which is not associative) along M subsets of K inputs each, and then aggregate the M results (here: the most
-frequent one, and the least of several). The theorem speaks of two-layer transformers whose every index can hold one
-value:
+The class F(M, K) contains functions of N inputs. Such a function applies a binary operation along M subsets of K inputs
+each, and then aggregates the M results. Here the operation is addition modulo V, relabelled at random so that it is
+not associative; the aggregate is the most frequent result, or the least of several. The theorem is about two-layer
+transformers in which every index can hold one value:
 
-- without contemplation tokens they represent F(M, 2) for M <= N only;
-- M - N tokens in parallel suffice for F(M, 2) with M > N, and what they can do tokens that are fed back can;
-- M (K - 1) tokens that are fed back, each the first layer's output of the one before, suffice for F(M, K) with K > 2.
+- without contemplation tokens they represent F(M, 2) only if M <= N;
+- M - N parallel tokens suffice for F(M, 2) with M > N, and so do tokens that are fed back;
+- M (K - 1) tokens that are fed back suffice for F(M, K) with K > 2; each is the first layer's output of the one before.
 
-This script trains such transformers from nothing and says what each learns: once from the answers alone, and once
-*taught* what the theorem's construction puts where, as CCoT teaches its tokens. With K = 2 the first layer's output at
-the first M indices, inputs and tokens, as far as there are as many, is asked for one of the M results; with K > 2 that
-at each token for one of the M (K - 1) partial results. Narrow states and two attention heads stand for the theorem's
-"one operation an index"; a trained network need not keep to that, and training need not find what the theorem allows.
-Results go to stdout as a table, and as JSON lines to --output, where a run that was stopped goes on.
+This script trains such transformers from random weights and prints what each learns: once from the answers alone, and
+once *taught* where the theorem's construction keeps which result, as CCoT teaches its tokens. The taught results are
+read from the first layer's output: with K = 2 one of the M results at each of the first M indices (inputs, then
+tokens), as far as there are that many; with K > 2 one of the M (K - 1) partial results at each token.
 
-Dimensions: B batch, N inputs, P contemplation tokens, T all indices, A indices that are asked, D width, V values.
+Narrow states and two attention heads stand for the theorem's "one operation per index". A trained network need not obey
+that, and training need not find what the theorem allows. Results go to stdout as a table and to --output as JSON lines;
+a stopped run continues from there.
+
+Dimensions: B batch, N inputs, P contemplation tokens, T all indices, A taught indices, D width, V values.
 """
 
 import json
@@ -41,11 +43,11 @@ NUM_VALUES, NUM_INPUTS = 4, 6
 WIDTH, HEADS = 32, 2
 BATCH_SIZE, LEARNING_RATE = 256, 3e-3
 HELD_OUT = 1024
-"""Of the V ** N inputs, how many training never draws: a network could learn the others by heart."""
+"""How many of the V ** N inputs training never draws, because a network could memorise those that it sees."""
 
 
 class Cell(NamedTuple):
-    """A class of functions, the tokens that a transformer is given for it, and how it is trained."""
+    """A class of functions, the tokens that a transformer has for it, and how it is trained."""
 
     subsets: int
     """M"""
@@ -55,25 +57,25 @@ class Cell(NamedTuple):
     tokens: int
     """P"""
     is_taught: bool = False
-    """Whether indices are asked for results, beside the answer."""
+    """Whether results are taught besides the answer."""
 
     @property
     def is_possible(self) -> bool:
-        """What the theorem says."""
+        """Whether the theorem says that the tokens suffice."""
         if self.depth == 2:
             return self.subsets <= NUM_INPUTS + (self.tokens if self.kind != "none" else 0)
         return self.kind == "fed back" and self.tokens >= self.subsets * (self.depth - 1)
 
     @property
     def asked(self) -> range:
-        """The indices that are asked for a result where they are taught."""
+        """The indices at which a result is taught, if any are."""
         if self.depth == 2:
             return range(min(self.subsets, NUM_INPUTS + self.tokens))
         return range(NUM_INPUTS, NUM_INPUTS + self.tokens)
 
 
 def all_cells() -> list[Cell]:
-    """Width: K = 2 and M below, at and above N. Depth: K above 2 with as many tokens as feeding back needs."""
+    """List the cells: for width K = 2 and M around N, for depth K > 2 and as many tokens as feeding back needs."""
     cells = []
     for subsets in (3, 6, 9, 12):
         extra = max(0, subsets - NUM_INPUTS)
@@ -99,35 +101,35 @@ class Task:
         generator = torch.Generator().manual_seed(seed)
         self._num_asked = len(cell.asked)
         self.table_VV = latin_square(generator)
-        every = list(combinations(range(NUM_INPUTS), cell.depth))
-        drawn = torch.randperm(len(every), generator=generator)[: cell.subsets].tolist()
-        self.subsets_MK = torch.tensor([every[number] for number in drawn])
-        every_IN = torch.cartesian_prod(*[torch.arange(NUM_VALUES)] * NUM_INPUTS)
-        drawn_I = torch.randperm(len(every_IN), generator=generator)
-        self.held_out_BN, self.training_IN = every_IN[drawn_I[:HELD_OUT]], every_IN[drawn_I[HELD_OUT:]]
+        subsets = list(combinations(range(NUM_INPUTS), cell.depth))
+        drawn = torch.randperm(len(subsets), generator=generator)[: cell.subsets].tolist()
+        self.subsets_MK = torch.tensor([subsets[number] for number in drawn])
+        inputs_IN = torch.cartesian_prod(*[torch.arange(NUM_VALUES)] * NUM_INPUTS)
+        order_I = torch.randperm(len(inputs_IN), generator=generator)
+        self.held_out_BN, self.training_IN = inputs_IN[order_I[:HELD_OUT]], inputs_IN[order_I[HELD_OUT:]]
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Training inputs: B, N."""
+        """Draw training inputs: B, N."""
         drawn_B = torch.randint(len(self.training_IN), (count,), generator=generator)
         return self.training_IN[drawn_B]
 
     def answers(self, values_BN: Tensor) -> tuple[Tensor, Tensor]:
-        """The function's values (B), and the results that the asked indices should hold (B, A)."""
+        """Compute the function's values (B), and the results that the taught indices should hold (B, A)."""
         chosen_BMK = values_BN[:, self.subsets_MK]
         results = [chosen_BMK[..., 0]]
         for step in range(1, chosen_BMK.shape[-1]):
             results.append(self.table_VV[results[-1], chosen_BMK[..., step]])
         votes_BV = NUM_VALUES * F.one_hot(results[-1], NUM_VALUES).sum(dim=1) - torch.arange(NUM_VALUES)
-        # One subset's partial results after another's, each from its shortest to its whole.
+        # Subset by subset, the results of its first two inputs, its first three, and so on.
         partial_BA = torch.stack(results[1:], dim=2).flatten(1)[:, : self._num_asked]
         return votes_BV.argmax(dim=1), partial_BA
 
 
 def latin_square(generator: torch.Generator) -> Tensor:
-    """A random operation in which either argument, changed alone, changes the result: addition, relabelled.
+    """Draw a random operation: addition with relabelled arguments and results, so that each argument always matters.
 
-    Never an associative one; nor one of which a chain of any length is a single sum of relabelled inputs, as where what
-    a result is read as depends on what it was named in a straight line: such a chain has no depth.
+    Two kinds are left out, because a chain of them has no depth: associative operations, and those in which a sum, read
+    as the next argument, is an affine function of itself. A chain of these is a single sum of relabelled inputs.
     """
     index = torch.arange(NUM_VALUES)
     while True:
@@ -143,7 +145,7 @@ def latin_square(generator: torch.Generator) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward part, both behind a norm."""
+    """Attention and a feed-forward part, each after a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +154,7 @@ class Layer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, state_BQD: Tensor, seen_BTD: Tensor, allowed_QT: Tensor | None = None) -> Tensor:
-        """The newest indices' states from those of all that they may see."""
+        """Compute the new indices' states (B, Q, D) from those of all that they may attend to (B, T, D)."""
         q, kv = self.norms[0](state_BQD), self.norms[0](seen_BTD)
         query, key, value = (
             part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.query(q), self.key(kv), self.value(kv))
@@ -164,7 +166,7 @@ class Layer(nn.Module):
 
 
 class TwoLayers(nn.Module):
-    """Reads the inputs, takes its contemplation tokens, and answers at the last index."""
+    """A transformer that reads the inputs, then its contemplation tokens, and answers at the last index."""
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
@@ -175,14 +177,14 @@ class TwoLayers(nn.Module):
         self.answer, self.result = (nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, NUM_VALUES)) for _ in range(2))
 
     def forward(self, values_BN: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the answer (B, V), and of the results at the asked indices (B, A, V)."""
+        """Compute the logits of the answer (B, V), and of the results at the taught indices (B, A, V)."""
         inputs_BND = self.embedding(values_BN) + self.place_TD[:NUM_INPUTS]
         middle_BND = self.first(inputs_BND, inputs_BND)
         places_PD = self.place_TD[NUM_INPUTS:]
         if self.kind == "fed back":
             middle_BTD = self._fed_back(inputs_BND, middle_BND, places_PD)
         else:
-            # A parallel token is its place alone; it sees the inputs and the tokens before it.
+            # A parallel token holds its position alone; it attends to the inputs and to the tokens up to itself.
             tokens_BPD = places_PD.expand(len(values_BN), -1, -1)
             allowed_PT = torch.ones(self.num_tokens, NUM_INPUTS + self.num_tokens).tril(NUM_INPUTS).bool()
             seen_BTD = torch.cat([inputs_BND, tokens_BPD], dim=1)
@@ -192,7 +194,7 @@ class TwoLayers(nn.Module):
         return self.answer(last_BD), self.result(middle_BTD[:, self.asked.start : self.asked.stop])
 
     def _fed_back(self, inputs_BND: Tensor, middle_BND: Tensor, places_PD: Tensor) -> Tensor:
-        """One token after another, each the first layer's output of the one before it."""
+        """Add the first layer's outputs of the tokens, one by one; each token is that output of the one before."""
         seen_BTD, middle_BTD = inputs_BND, middle_BND
         for place_D in places_PD:
             token_B1D = middle_BTD[:, -1:] + place_D
@@ -202,7 +204,7 @@ class TwoLayers(nn.Module):
 
 
 def train(cell: Cell, seed: int, steps: int) -> float:
-    """Accuracy on the inputs that were held out, after training on the others."""
+    """Train on most inputs, and return the accuracy on those held out."""
     task = Task(cell, seed)
     torch.manual_seed(seed)
     model, generator = TwoLayers(cell), torch.Generator().manual_seed(1000 + seed)
@@ -228,12 +230,12 @@ def train(cell: Cell, seed: int, steps: int) -> float:
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each cell: of the task, the weights and the data.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 1500,
-    output: Annotated[Path, typer.Option(help="JSON lines, one a run; what is there is not run again.")] = Path(
-        "theory.jsonl"
-    ),
-    plot: Annotated[Path | None, typer.Option(help="A picture, .png or .svg; needs matplotlib.")] = None,
+    output: Annotated[
+        Path, typer.Option(help="File of JSON lines, one for each run; its runs are not repeated.")
+    ] = Path("theory.jsonl"),
+    plot: Annotated[Path | None, typer.Option(help="File for a plot, .png or .svg; needs matplotlib.")] = None,
 ) -> None:
-    """Train every cell and print which solve what, beside what the theorem says."""
+    """Train every cell, and print its accuracy beside what the theorem says."""
     done = {}
     if output.exists():
         for line in output.read_text().splitlines():
@@ -253,38 +255,38 @@ def main(
         accuracies = [done[cell, seed, steps] for seed in range(seeds)]
         means[cell] = statistics.fmean(accuracies)
         tokens = f"{cell.tokens} {cell.kind}" if cell.tokens else "none"
-        shown = " ".join(f"{each:.3f}" for each in accuracies)
-        says = "possible" if cell.is_possible else "not"
+        by_seed = " ".join(f"{accuracy:.3f}" for accuracy in accuracies)
+        theorem = "possible" if cell.is_possible else "not"
         trained = "results too" if cell.is_taught else "answers"
         typer.echo(
-            f"{cell.subsets:>3} {cell.depth:>3}  {tokens:<12} {says:<9} {trained:<12} {means[cell]:.3f} ({shown})"
+            f"{cell.subsets:>3} {cell.depth:>3}  {tokens:<12} {theorem:<9} {trained:<12} {means[cell]:.3f} ({by_seed})"
         )
     if plot:
         draw(means, plot)
 
 
 def draw(means: dict[Cell, float], path: Path) -> None:
-    """Accuracy by M at K = 2, and by K at M = 1: a line for each kind of token, dotted from answers alone."""
+    """Plot accuracy by M at K = 2 and by K at M = 1, a line for each kind of token (dotted: answers alone taught)."""
     from matplotlib import pyplot
 
-    figure, every = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    figure, both = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     wide = {(cell.subsets, cell.kind, cell.is_taught): mean for cell, mean in means.items() if cell.depth == 2}
     deep = {(cell.depth, cell.kind, cell.is_taught): mean for cell, mean in means.items() if cell.subsets == 1}
     panels = (("width: K = 2", "M, operations", wide), ("depth: M = 1", "K, inputs of the operation", deep))
-    for axes, (title, label, shown) in zip(every, panels, strict=True):
+    for axes, (title, label, panel) in zip(both, panels, strict=True):
         for kind, marker, colour in (("none", "o", "C7"), ("parallel", "s", "C1"), ("fed back", "^", "C0")):
             for is_taught, line in ((True, "-"), (False, ":")):
-                points = sorted((place, mean) for (place, *cell), mean in shown.items() if cell == [kind, is_taught])
+                points = sorted((size, mean) for (size, *cell), mean in panel.items() if cell == [kind, is_taught])
                 name = f"{kind}, {'taught' if is_taught else 'answers alone'}"
                 if points:
                     axes.plot(*zip(*points, strict=True), f"{marker}{line}", color=colour, label=name)
         axes.set_title(title)
         axes.set_xlabel(label)
-        axes.set_xticks(sorted({place for place, _, _ in shown}))
-    every[0].set_ylabel("accuracy on inputs held out")
-    every[0].set_ylim(0, 1.03)
-    handles = {name: handle for axes in every for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    every[0].legend(handles.values(), handles.keys(), frameon=False, fontsize="small", loc="lower left")
+        axes.set_xticks(sorted({size for size, _, _ in panel}))
+    both[0].set_ylabel("accuracy on inputs held out")
+    both[0].set_ylim(0, 1.03)
+    handles = {name: handle for axes in both for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    both[0].legend(handles.values(), handles.keys(), frameon=False, fontsize="small", loc="lower left")
     figure.savefig(path, dpi=150)
 
 

@@ -1,4 +1,4 @@
-"""Compressed Chain of Thought: reason in few continuous tokens, answer in text.
+"""Compressed Chain of Thought: reason in a few continuous tokens, answer in text.
 
 from ccot_cli import load
 
@@ -23,19 +23,19 @@ def load(
     *,
     ratio: float | str | Decimal | None = None,
     method: str = "ccot",
-    device: str = "auto",
+    device: str | None = None,
 ) -> "Asker":
-    """Load a trained method, as `ccot ask` does: load once, ask often.
+    """Load a trained method, as `ccot ask` does. Load once, ask often.
 
     Args:
         folder: A workspace; the model in the package by default.
-        ratio: Compression ratio r; by default 0.1, or what was trained nearest to it. 0 answers at once, 1 writes the
-            chain.
+        ratio: Compression ratio r: 0 answers at once, 1 writes the chain. By default 0.1, or the trained ratio nearest
+            to it.
         method: `ccot`, or a baseline such as `direct` or `pause`.
-        device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
 
     Returns:
-        Something with `ask(question)` and `ask_all(questions)`.
+        An object with `ask(question)` and `ask_all(questions)`.
 
     Raises:
         ValueError: if the ratio is no number from 0 to 1.
@@ -47,5 +47,6 @@ def load(
     from ccot_cli.workspace.workspace import Workspace
 
     workspace = None if folder is None else Workspace.open(Path(folder))
-    settings = override(workspace.settings if workspace else Settings(), {"model.device": device})
+    settings = workspace.settings if workspace else Settings()
+    settings = settings if device is None else override(settings, {"model.device": device})
     return Asker(workspace, settings, None if ratio is None else parse_ratio(ratio), method)

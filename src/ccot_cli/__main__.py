@@ -1,4 +1,4 @@
-"""The entry point, `ccot` and `python -m ccot_cli`: Ctrl-C is heard before anything else is loaded."""
+"""Entry point of `ccot` and `python -m ccot_cli`: listens to Ctrl-C before it imports anything slow."""
 
 import gc
 import os
@@ -9,12 +9,12 @@ from ccot_cli.signals import catch_signals
 
 
 def main() -> None:
-    """Run the command line, and leave as Ctrl-C or SIGTERM asks."""
+    """Run the command line, and exit with its code; after Ctrl-C or SIGTERM, with 128 plus the signal's number."""
     signals = catch_signals()
     # Imports make many objects and little garbage: looking for it less often saves a sixth of an answer's time.
     gc.set_threshold(50_000, 20, 20)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever called
+        if getattr(sys, name) is None:  # The calling process has closed it.
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     try:
         from ccot_cli.cli import app

@@ -1,6 +1,7 @@
-"""Settings: one frozen model per stage, read from `ccot.yaml`, written into manifests.
+"""Settings: one frozen model per stage, read from `ccot.yaml` and written into manifests.
 
-Symbols in brackets are the paper's. Unknown keys, duplicate keys and impossible values are refused.
+The docstring below a setting becomes its comment in `ccot.yaml`. Symbols in brackets are the paper's. Unknown keys and
+impossible values are refused.
 """
 
 from collections.abc import Mapping
@@ -38,17 +39,17 @@ from ccot_cli.names import (
 Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda ratio: f"{ratio:f}", return_type=str)]
 """Compression ratio [r]: 0 answers at once, 1 writes the explicit chain."""
 
-
-Selecting = Annotated[Ratio, AfterValidator(check_between)]
+SelectingRatio = Annotated[Ratio, AfterValidator(check_between)]
+"""Compression ratio between 0 and 1, at which tokens are selected."""
 
 MOST_STEPS = 20
 
 
 def check_steps(steps: tuple[int, int]) -> tuple[int, int]:
-    """A range of reasoning steps.
+    """Return a range of reasoning steps, fewest and most.
 
     Raises:
-        ValueError: where it is none, or reaches beyond what the embedded generator tells.
+        ValueError: if it is empty, or reaches beyond what the embedded generator can make.
     """
     if not 1 <= steps[0] <= steps[1] <= MOST_STEPS:
         raise ValueError(f"steps are a range within 1 to {MOST_STEPS}, such as 9 to 10")
@@ -60,29 +61,29 @@ Steps = Annotated[tuple[int, int], AfterValidator(check_steps)]
 
 
 def check_prompt(prompt: str) -> str:
-    """A prompt that shows the question.
+    """Return a prompt that has a place for the question.
 
     Raises:
-        ValueError: where it does not.
+        ValueError: if it has none, or more than one.
     """
     if prompt.count("{question}") != 1:
-        raise ValueError("a prompt has {question} once, where the question goes")
+        raise ValueError("a prompt must hold {question} once")
     return prompt
 
 
 class Section(BaseModel):
     """Base of every group of settings."""
 
-    # Built on first use: most commands start without reading a setting.
+    # Pydantic builds the validators on first use, because most commands start without reading a setting.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        # YAML reads yes and on as true, which pydantic takes for 1.
-        is_number = info.field_name is not None and cls.model_fields[info.field_name].annotation is not bool
-        if is_number and isinstance(value, bool):
-            raise ValueError("it is neither true nor false")
+    def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
+        # YAML reads yes and on as true, which pydantic would accept as the number 1.
+        takes_bool = info.field_name is None or cls.model_fields[info.field_name].annotation is bool
+        if isinstance(value, bool) and not takes_bool:
+            raise ValueError("true and false are not allowed here")
         return value
 
 
@@ -90,55 +91,55 @@ class ModelConfig(Section):
     """The base model [θ]."""
 
     name: str = EMBEDDED
-    """`embedded`, a folder (from here, where it is relative), or a Hugging Face name."""
+    """`embedded`, a folder (relative to here), or a Hugging Face name."""
     revision: str | None = None
-    """The hub's branch, tag or commit."""
+    """Branch, tag or commit on the Hugging Face hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto`: float32 on a CPU; on a GPU the checkpoint's own, but bfloat16 for float16."""
+    """`auto`: float32 on a CPU; the checkpoint's on a GPU, but bfloat16 for float16."""
     device: str = "auto"
-    """`auto`: a CUDA GPU where there is one, else the CPU."""
+    """`auto`: a CUDA GPU if there is one, else the CPU."""
     offload: bool = False
-    """Decoder layers rest in main memory and come to a GPU one at a time: for a θ larger than it."""
+    """Keep layers in main memory, move them to the GPU one by one: for a large θ."""
     prompt: Annotated[str, AfterValidator(check_prompt)] = "{question}\n"
-    """What stands around the question."""
+    """Text around the question."""
     answer_marker: str = Field(default="\n####", min_length=1)
-    """The text that opens the answer [<ANS>]."""
+    """Text that starts the answer [<ANS>]."""
 
 
 class DataConfig(Section):
     """Where problems come from."""
 
     source: str = EMBEDDED
-    """`embedded`, a .jsonl/.csv/.parquet file (from here), or a hub data set."""
+    """`embedded`, a .jsonl/.csv/.parquet file (relative to here), or a hub data set."""
     subset: str | None = None
-    """The hub data set's configuration."""
+    """Configuration of the hub data set."""
     split: str = "train"
-    """Where training and validation problems come from."""
+    """Split that training and validation problems are taken from."""
     test_source: str | None = None
-    """Where `eval` reads; the same source when absent, but beside a file another is needed."""
+    """Source of test problems; null: data.source. Required if that is a file."""
     test_split: str = "test"
-    """Where test problems come from."""
+    """Split that test problems are taken from."""
     question_column: str = "question"
-    """The column of the query."""
+    """Column of the question."""
     solution_column: str = "answer"
-    """Chain and `#### answer` in one text, as GSM8K has it."""
+    """Column that holds the chain and `#### answer` in one text, as in GSM8K."""
     chain_column: str | None = None
-    """The chain in a column of its own, instead of the solution."""
+    """Column of the chain alone, instead of solution_column; needs answer_column."""
     answer_column: str | None = None
-    """The answer in a column of its own, together with chain_column."""
+    """Column of the answer alone; needs chain_column."""
     limit: int | None = Field(default=4000, ge=1)
-    """Training problems at most."""
+    """Most training problems."""
     validation_limit: int = Field(default=200, ge=1)
-    """Problems kept aside for the validation figures."""
+    """Most validation problems."""
     steps: Steps | None = None
-    """Fewest and most reasoning steps of a problem; all when absent, which is 2 to 8 for the embedded ones."""
+    """Fewest and most reasoning steps of a problem; null: any (embedded: 2 to 8)."""
     seed: int = 0
     """Seed of the embedded generator and of the choice of validation problems."""
 
     @model_validator(mode="after")
     def _columns_come_in_pairs(self) -> Self:
         if (self.chain_column is None) != (self.answer_column is None):
-            raise ValueError("chain_column and answer_column go together: give both or neither")
+            raise ValueError("chain_column and answer_column belong together: give both or neither")
         return self
 
 
@@ -146,11 +147,11 @@ class PrecomputeConfig(Section):
     """Gold hidden states of whole solutions."""
 
     batch_tokens: int = Field(default=8192, ge=1)
-    """Tokens in one forward pass, padding included."""
+    """Most tokens in one forward pass, padding included."""
     shard_megabytes: int = Field(default=256, ge=1)
-    """Size of one file of hidden states."""
+    """Largest size of one file of hidden states."""
     max_disk: float | None = Field(default=None, gt=0)
-    """Most gigabytes to write; above it only the scorer's layer is stored."""
+    """Most gigabytes to write; if that is too few, only scorer_layer is stored."""
     scorer_layer: int = Field(default=3, ge=0)
     """Hidden-state index that the scorer reads [T]."""
 
@@ -159,20 +160,20 @@ class ScoreConfig(Section):
     """Which chain tokens to keep."""
 
     selector: SelectorName = "predictive"
-    """Tokens that announce what is new, a trained scorer's, evenly spread ones, a random choice, or the last ones."""
+    """Which tokens are selected."""
     scorer: Literal["linear", "mlp"] = "linear"
-    """Shape of the learned scorer."""
+    """Architecture of the learned scorer."""
     scorer_steps: int = Field(default=400, ge=1)
     """Training steps of the learned scorer."""
     seed: int = 0
-    """Seed of the random selector and of training."""
+    """Seed of the random selector and of the learned scorer's training."""
 
 
 class TrainPhiConfig(Section):
     """The generator of contemplation tokens [CCOT_φ]."""
 
     schedule: Schedule = "joint"
-    """All layers together and on own rollouts, or one layer after another as in the paper."""
+    """All layers at once on φ's own rollouts, or layer by layer as in the paper."""
     autoregressive_layer: int = Field(default=7, ge=1)
     """Hidden-state index fed back as the next input [l]."""
     lora_rank: int = Field(default=64, ge=1)
@@ -180,27 +181,27 @@ class TrainPhiConfig(Section):
     lora_alpha: int = Field(default=64, ge=1)
     """The adapter's output is scaled by lora_alpha / lora_rank."""
     taught_epochs: int = Field(default=16, ge=0)
-    """Passes over the data from gold inputs, before the rollouts; joint only."""
+    """Passes over the data with gold inputs, before those on rollouts; joint only."""
     epochs: int = Field(default=8, ge=0)
-    """Passes over the data: on own rollouts (joint), or for each layer (layerwise)."""
+    """Passes over the data: on rollouts (joint), or for each layer (layerwise)."""
     batch_size: int = Field(default=64, ge=1)
-    """Problems a step."""
+    """Problems per step."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Problems whose gradients are computed at once and added up; a whole batch's, or what fits into memory."""
+    """Problems per backward pass; null: the whole batch, or what fits into memory."""
     optimiser: OptimiserName = "muon"
-    """adamw, or muon, which takes fewer steps on small models."""
+    """muon takes fewer steps than adamw on small models."""
     learning_rate: float = Field(default=8e-3, gt=0)
-    """The highest step size."""
+    """Highest learning rate of the schedule."""
     checkpoint_steps: int = Field(default=200, ge=1)
-    """Steps between two points from which an interrupted run resumes; layerwise does after every layer."""
+    """Steps between checkpoints; layerwise writes one after every layer instead."""
     start: str | None = None
-    """Ratio or key of a φ to go on from, such as 0.1 or r0.10-l4; a fresh adapter when absent."""
+    """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4; null: a new φ."""
     seed: int = 0
-    """Seed of the order of problems and of the adapter."""
+    """Seed of the order of problems and of the adapter's first weights."""
 
 
 class TrainPsiConfig(Section):
-    """The answer decoder [DECODE_ψ] and the stop classifier [END_ψ]; baselines train alike."""
+    """The answer decoder [DECODE_ψ] and the stop classifier [END_ψ]; also the baselines."""
 
     lora_rank: int = Field(default=32, ge=1)
     """Rank of the adapter."""
@@ -209,36 +210,36 @@ class TrainPsiConfig(Section):
     epochs: int = Field(default=4, ge=1)
     """Passes over the data."""
     batch_size: int = Field(default=64, ge=1)
-    """Problems a step."""
+    """Problems per step."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Problems whose gradients are computed at once and added up; a whole batch's, or what fits into memory."""
+    """Problems per backward pass; null: the whole batch, or what fits into memory."""
     optimiser: OptimiserName = "muon"
-    """adamw, or muon, which takes fewer steps on small models."""
+    """muon takes fewer steps than adamw on small models."""
     learning_rate: float = Field(default=4e-3, gt=0)
-    """The highest step size."""
+    """Highest learning rate of the schedule."""
     unfreeze: Unfreeze = "above"
-    """Layers of φ that learn from the answer too: none, or those above l as in the paper."""
+    """Layers of φ that learn from the answer: none, or those above l as in the paper."""
     ends: Ends = "exact"
-    """Where rollouts end while ψ learns: after exactly k tokens, or up to two later, as often as END might miss k."""
+    """Length of training rollouts: k, or up to 2 more as often as END might miss k."""
     end_threshold: float = 0.0
-    """Logit that END must exceed to stop [0]; after late ends a higher one may validate better."""
+    """Logit that END must exceed to stop [0]; `ends: late` may want a higher one."""
     checkpoint_steps: int = Field(default=200, ge=1)
-    """Steps between two points from which an interrupted run resumes."""
+    """Steps between checkpoints, from which an interrupted run resumes."""
     seed: int = 0
-    """Seed of the order of problems and of the adapter."""
+    """Seed of the order of problems and of the adapter's first weights."""
 
 
 class EvalConfig(Section):
     """How answers are decoded and graded."""
 
     limit: int | None = Field(default=1000, ge=1)
-    """Test problems at most."""
+    """Most test problems."""
     batch_size: int = Field(default=32, ge=1)
-    """Problems at a time."""
+    """Problems per batch."""
     shots: int = Field(default=4, ge=1)
     """Solved training problems that few-shot prompting shows."""
     steps: Steps | None = None
-    """Fewest and most reasoning steps of a test problem; those of data.steps when absent."""
+    """Fewest and most reasoning steps of a test problem; null: data.steps."""
     seed: int = 0
     """Seed of the embedded test problems."""
 
@@ -247,21 +248,20 @@ class DecodingConfig(Section):
     """How tokens are generated, and their caps."""
 
     engine: EngineName = "fast"
-    """`fast`, or `reference`: token by token as the paper has it, not merged; the same answers to rounding."""
-
+    """`reference`: not merged, token by token as in the paper; equal up to rounding."""
     cap_tokens: int = Field(default=200, ge=1)
-    """Contemplation tokens at most, divided by r [h = 200r]."""
+    """Most contemplation tokens at r = 1; r times as many at r [h = 200r]."""
     max_answer_tokens: int = Field(default=16, ge=1)
-    """Tokens of an answer at most."""
+    """Most tokens of an answer."""
     max_chain_tokens: int = Field(default=256, ge=1)
-    """Tokens of an explicit chain at most."""
+    """Most tokens of an explicit chain."""
 
 
 class Settings(Section):
-    """All of `ccot.yaml`."""
+    """All settings of `ccot.yaml`."""
 
-    ratios: tuple[Selecting, ...] = Field(default=(Decimal("0.05"), Decimal("0.1")), min_length=1)
-    """Compression ratios of the stages when none is named [r]."""
+    ratios: tuple[SelectingRatio, ...] = Field(default=(Decimal("0.05"), Decimal("0.1")), min_length=1)
+    """Compression ratios of a command without --ratio [r]."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     precompute: PrecomputeConfig = Field(default_factory=PrecomputeConfig)
@@ -273,8 +273,8 @@ class Settings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_written(cls, values: object) -> object:
-        """A section without a setting is one that was left out, and one ratio needs no brackets."""
+    def _accept_short_forms(cls, values: object) -> object:
+        """Drop sections that hold no setting, and put a single ratio into a list."""
         if not isinstance(values, dict):
             return values
         values = {name: value for name, value in values.items() if value is not None}
@@ -299,13 +299,13 @@ _WITHOUT_EFFECT = {
     "train_psi": {"checkpoint_steps", "micro_batch_size"},
     "decoding": {"engine"},
 }
-"""Settings that change how a stage runs but not what comes out."""
+"""Settings that change how a stage runs but not its result."""
 _SCORER_TRAINING = {"lora_rank", "lora_alpha", "batch_size", "optimiser", "learning_rate"}
-"""Settings of ψ that the decoder is trained with beside which the learned scorer learns."""
+"""Settings of train_psi that the learned scorer is trained with, because a decoder is trained together with it."""
 
 
-def _unread(settings: Settings, stage: str) -> set[str]:
-    """Settings that a stage has no use for, beside its others."""
+def _unused(settings: Settings, stage: str) -> set[str]:
+    """Return the settings of a stage's sections that the stage does not read, given the others."""
     if stage == "train-baseline":
         return {"unfreeze", "ends", "end_threshold"}
     if stage == "train-phi" and settings.train_phi.schedule == "layerwise":
@@ -316,10 +316,10 @@ def _unread(settings: Settings, stage: str) -> set[str]:
 
 
 def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
-    """The settings that a stage's result depends on, as plain JSON values by section."""
-    unread = _unread(settings, stage)
+    """Return the settings that a stage's result depends on, as plain JSON values by section."""
+    unused = _unused(settings, stage)
     config = {
-        name: getattr(settings, name).model_dump(mode="json", exclude=_WITHOUT_EFFECT.get(name, set()) | unread)
+        name: getattr(settings, name).model_dump(mode="json", exclude=_WITHOUT_EFFECT.get(name, set()) | unused)
         for name in _SECTIONS[stage]
     }
     if stage == "score" and settings.score.selector == "learned":
@@ -327,16 +327,20 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     return config
 
 
-PLACES = ("model.name", "data.source", "data.test_source")
+PATH_SETTINGS = ("model.name", "data.source", "data.test_source")
 """Settings that may name a file or a folder."""
 
 
-def located(changes: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """The same, but with files and folders that lie in `folder` by their absolute paths."""
-    return {name: _located(value, folder) if name in PLACES else value for name, value in changes.items()}
+def with_absolute_paths(changes: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """Return changed settings with absolute paths in place of those relative to `folder`.
+
+    What is no existing file or folder, such as a name on the Hugging Face hub, stays as it is.
+    """
+    return {name: _absolute(value, folder) if name in PATH_SETTINGS else value for name, value in changes.items()}
 
 
-def _located(value: object, folder: Path) -> object:
+def _absolute(value: object, folder: Path) -> object:
+    # A folder that happens to be called "embedded" does not hide the embedded model.
     if not isinstance(value, str) or value == EMBEDDED:
         return value
     path = folder / Path(value).expanduser()
@@ -344,10 +348,10 @@ def _located(value: object, folder: Path) -> object:
 
 
 def override(settings: Settings, changes: Mapping[str, object]) -> Settings:
-    """The settings with some changed, each named as `section.setting`.
+    """Return the settings with some of them changed, each named as `section.setting`.
 
     Raises:
-        UsageError: where a value is refused or no setting has that name.
+        UsageError: if a value is refused, or no setting has that name.
     """
     values = settings.model_dump()
     for name, value in changes.items():
@@ -363,7 +367,11 @@ def override(settings: Settings, changes: Mapping[str, object]) -> Settings:
 
 
 def refusal(error: ValidationError, *, where: str = "") -> UsageError:
-    """The first thing that pydantic found, in two lines."""
+    """Turn the first error that pydantic found into one for people.
+
+    Args:
+        where: Put before the message, for example `ccot.yaml, line 3: `.
+    """
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "extra_forbidden":

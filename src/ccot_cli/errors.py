@@ -1,19 +1,19 @@
 """Errors for people: what is wrong, what to do next, and the exit code.
 
 CcotError            1   internal
-├── UsageError       2   an argument or a setting
+├── UsageError       2   an argument or a setting is wrong
 ├── MissingError     3   an earlier stage has not run
 ├── CorruptError     4   a file is damaged or belongs to something else
 ├── ResourceError    5   not enough disk or memory
 ├── BusyError        6   another process works on this workspace
-└── DivergedError    7   training left the finite numbers
+└── DivergedError    7   training reached numbers that are not finite
 """
 
 from pathlib import Path
 
 
 class CcotError(Exception):
-    """Base class; shown as two lines, `error:` and `fix:`."""
+    """Base class; the command line shows it as two lines, `error:` and `fix:`."""
 
     exit_code = 1
 
@@ -48,5 +48,5 @@ class DivergedError(CcotError):
 
 
 def retrain_hint(folder: Path) -> str:
-    """Say what to do about a damaged method: a stage does not repeat work whose files have the right sizes."""
+    """Say how to mend a damaged method: its folder must go, because a stage trusts files that have the right sizes."""
     return f"remove {folder} and train it again"

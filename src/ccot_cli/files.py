@@ -1,6 +1,6 @@
-"""Write files that are whole or absent, and know that they will fit.
+"""Write files atomically, and check that they fit on the disk.
 
-A file is written as `x.part` beside its place, flushed to the disk and renamed; readers ignore `*.part`.
+A file is written as `x.part` beside `x`, flushed to the disk and renamed. Readers ignore `*.part`.
 """
 
 import errno
@@ -23,17 +23,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def commit(path: Path) -> Iterator[Path]:
-    """Yield the path to write to; on leaving, what stands there becomes `path` in one step.
+    """Yield a temporary path to write to; on leaving, that file becomes `path` in one step.
+
+    After any exception `path` is as it was, and the temporary file is gone.
 
     Raises:
-        ResourceError: where the disk is full. Whatever is raised, `path` is as it was and the partial file is gone.
+        ResourceError: if the disk is full.
     """
     part = path.with_name(path.name + PART)
     part.unlink(missing_ok=True)
     try:
         yield part
         flush_to_disk(part)
-        # Some writers create private files; a result is as readable as any other file of its owner.
+        # Some writers create files that only their owner may read; results get the usual permissions.
         part.chmod(0o666 & ~_umask())
         part.replace(path)
         flush_to_disk(path.parent)
@@ -49,18 +51,18 @@ def commit(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Commit a value as JSON.
+    """Write a value as indented JSON, atomically.
 
     Raises:
-        ValueError: for NaN or infinity, which JSON cannot hold.
-        ResourceError: where the disk is full.
+        ValueError: if it holds NaN or infinity, which JSON does not have.
+        ResourceError: if the disk is full.
     """
     with commit(path) as part:
         part.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def sha256_of(path: Path) -> str:
-    """The hash of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 hash of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -75,16 +77,21 @@ def flush_to_disk(path: Path) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that may be written at a path, which need not exist yet."""
+    """Return how many bytes are free on the disk of a path, which need not exist yet."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     return shutil.disk_usage(existing).free
 
 
 def check_space(path: Path, needed: int, *, force: bool = False, fix: str = "free some space, or add --force") -> None:
-    """Refuse work that will not fit, before it starts.
+    """Refuse work that will not fit on the disk, before it starts.
+
+    Args:
+        needed: Bytes.
+        force: Do not check.
+        fix: What the error suggests.
 
     Raises:
-        ResourceError: where fewer than `needed` bytes are free, unless forced.
+        ResourceError: if fewer than `needed` bytes are free.
     """
     free = free_bytes(path)
     if free < needed and not force:
@@ -94,7 +101,7 @@ def check_space(path: Path, needed: int, *, force: bool = False, fix: str = "fre
 
 
 def human_bytes(count: int) -> str:
-    """A size for people: `312 B`, `1.5 kB`, `242 GB`."""
+    """Format a number of bytes for people: `312 B`, `1.5 kB`, `242 GB`."""
     size, power = float(count), 0
     while size >= 999.5 and power < 4:
         size, power = size / 1000, power + 1
@@ -103,12 +110,13 @@ def human_bytes(count: int) -> str:
 
 
 def _umask() -> int:
+    # The only way to read the mask is to set another one.
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def _is_full(error: Exception) -> bool:
-    # safetensors has an exception of its own, which holds the system's only as text.
-    named = isinstance(error, OSError) and error.errno in _FULL
-    return named or any(os.strerror(code) in str(error) for code in _FULL)
+    # safetensors raises its own exception, which holds the system's error only as text.
+    is_system_error = isinstance(error, OSError) and error.errno in _FULL
+    return is_system_error or any(os.strerror(code) in str(error) for code in _FULL)

@@ -1,16 +1,16 @@
-"""What stages, methods and settings are called.
+"""Names of stages, methods and settings' values.
 
-Nothing is imported for it, so that a command that is asked for help knows its words at once.
+It imports next to nothing, so that `--help` stays fast.
 """
 
 from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 EMBEDDED = "embedded"
-"""The name of the model and of the data set that are shipped with the package."""
+"""Name of the model and of the data set that come with the package."""
 
 PRESETS = (EMBEDDED, "gsm8k-llama2-7b")
-"""Settings to start from: those of the model shipped with the package, and the paper's."""
+"""Settings to start from: those of the embedded model, and the paper's."""
 
 SETTINGS_FILE = "ccot.yaml"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
@@ -25,6 +25,8 @@ Schedule = Literal["joint", "layerwise"]
 Unfreeze = Literal["none", "above"]
 Ends = Literal["exact", "late"]
 SelectorName = Literal["predictive", "learned", "even", "random", "last"]
+"""Which chain tokens are selected: those that announce what is new, those that a trained scorer chooses, evenly spaced
+ones, random ones, or the last ones."""
 PromptingName = Literal["zero-shot", "few-shot"]
 OptimiserName = Literal["adamw", "muon"]
 EngineName = Literal["fast", "reference"]
@@ -36,7 +38,7 @@ def parse_ratio(value: object) -> Decimal:
     """Read a compression ratio as the decimal that the user wrote.
 
     Raises:
-        ValueError: where it is no number in 0..1.
+        ValueError: if it is no number from 0 to 1.
     """
     try:
         ratio = Decimal(str(value).strip())
@@ -44,14 +46,14 @@ def parse_ratio(value: object) -> Decimal:
         raise ValueError(f"a ratio is a number like 0.1, not {value!r}") from None
     if not ratio.is_finite() or not 0 <= ratio <= 1:
         raise ValueError(f"a ratio lies between 0 and 1, {value} does not")
-    return ratio.normalize() + 0
+    return ratio.normalize() + 0  # Adding 0 turns -0 into 0.
 
 
 def check_between(ratio: Decimal) -> Decimal:
-    """Return a ratio at which tokens are selected.
+    """Return a ratio, if it lies strictly between 0 and 1, so that there are tokens to select.
 
     Raises:
-        ValueError: for 0 and 1.
+        ValueError: if it is 0 or 1.
     """
     if not 0 < ratio < 1:
         raise ValueError(f"ratio {ratio:f} has no contemplation tokens: r = 0 answers at once, r = 1 writes the chain")
@@ -59,5 +61,5 @@ def check_between(ratio: Decimal) -> Decimal:
 
 
 def ratio_name(ratio: Decimal) -> str:
-    """The name of a ratio's folder, with two decimals at least: `r0.10`."""
+    """Return the name of a ratio's folder, with at least two decimals: `r0.10`."""
     return f"r{ratio:.2f}" if ratio == ratio.quantize(Decimal("0.01")) else f"r{ratio:f}"

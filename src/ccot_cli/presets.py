@@ -1,4 +1,4 @@
-"""Settings to start from, and the commented `ccot.yaml` that `ccot init` writes of them."""
+"""Presets: settings to start from, and the commented `ccot.yaml` that `ccot init` writes from one."""
 
 import ast
 import inspect
@@ -49,22 +49,22 @@ def _gsm8k_llama2_7b() -> Settings:
 
 
 def preset(name: str) -> Settings:
-    """Settings to start from.
+    """Return the settings of a preset.
 
     Raises:
-        UsageError: where no preset has that name.
+        UsageError: if no preset has that name.
     """
-    made: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _gsm8k_llama2_7b), strict=True))
-    if name not in made:
+    makers: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _gsm8k_llama2_7b), strict=True))
+    if name not in makers:
         raise UsageError(f"no preset is called '{name}'", fix=f"choose one of: {', '.join(PRESETS)}")
-    return made[name]()
+    return makers[name]()
 
 
 def preset_text(name: str) -> str:
-    """A commented `ccot.yaml` with every setting of a preset.
+    """Return a commented `ccot.yaml` with every setting of a preset.
 
     Raises:
-        UsageError: where no preset has that name.
+        UsageError: if no preset has that name.
     """
     chosen, comments = preset(name), _attribute_docstrings()
     lines = [f"# Settings of the preset '{name}'. Symbols in brackets are the paper's.", ""]
@@ -88,22 +88,22 @@ _COMMENT_COLUMN = 42
 
 
 def _setting_line(key: str, value: object, field: FieldInfo, comment: str) -> str:
-    # JSON is YAML, and needs no thought about which strings want quotes.
+    # JSON is YAML too, and quotes every string.
     setting = f"{key}: {json.dumps(value, default=float, ensure_ascii=False)}"
     choices = " | ".join(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ""
     return setting.ljust(_COMMENT_COLUMN) + f"# {comment}" + (f" ({choices})" if choices else "")
 
 
 def _attribute_docstrings() -> dict[tuple[str, str], str]:
-    """The text below every setting, by class and name.
+    """Return the docstring below every setting, by class and name.
 
-    Pydantic can read them too, but at every start of every command.
+    Pydantic can collect them too, but would do so whenever a command starts.
     """
-    found = {}
+    docstrings = {}
     for section in ast.parse(inspect.getsource(config)).body:
         if isinstance(section, ast.ClassDef):
             for setting, text in pairwise(section.body):
                 match setting, text:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(comment))):
-                        found[section.name, name] = comment
-    return found
+                        docstrings[section.name, name] = comment
+    return docstrings

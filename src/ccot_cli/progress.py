@@ -1,20 +1,26 @@
-"""How stages tell what they are doing. The base class is silent; the command line draws."""
+"""How stages report what they are doing. The base class is silent; the command line draws progress bars."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Progress:
-    """Receives what happens while a stage works."""
+    """Receives the progress of a stage."""
 
     def say(self, text: str) -> None:
-        """One line about what was decided or done."""
+        """Report one line about what was decided or done."""
 
     @contextmanager
     def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
-        """Open a piece of work; call what it yields as `advance(count, **figures)`.
+        """Start a task, and yield the function that reports its progress: `advance(count, **figures)`.
 
-        Figures are shown beside the bar, for example `loss="0.12"`; what an earlier run has done counts from the start.
+        Args:
+            label: Name of the task.
+            total: Units of work in all; None if unknown.
+            unit: Name of a unit, in the plural.
+            done: Units that an earlier run has finished.
+
+        Figures are shown beside the bar, for example `loss="0.12"`.
         """
 
         def advance(count: int = 1, **figures: str) -> None: ...

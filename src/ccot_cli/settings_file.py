@@ -1,4 +1,4 @@
-"""Read `ccot.yaml`; errors name the file and the line."""
+"""Read `ccot.yaml`. Errors name the file and the line."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ccot_cli.config import Settings, located, override, refusal
+from ccot_cli.config import Settings, override, refusal, with_absolute_paths
 from ccot_cli.errors import UsageError
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without aliases and repeated keys, which a settings file only holds by mistake or malice."""
+    """YAML without aliases (a few of them can expand to gigabytes) and repeated keys (which are mistakes)."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -30,10 +30,10 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def load_settings(path: Path) -> Settings:
-    """Read a settings file; what it leaves out has its default.
+    """Read a settings file; a setting that it leaves out has its default.
 
     Raises:
-        UsageError: where it cannot be read or a setting is refused; names the line and the nearest known setting.
+        UsageError: if it cannot be read or a setting is refused; names the line and the nearest known setting.
     """
     try:
         loader = _StrictLoader(path.read_bytes())
@@ -41,7 +41,7 @@ def load_settings(path: Path) -> Settings:
         values = {} if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    # ValueError: an impossible date; RecursionError: a thousand brackets.
+    # YAML raises ValueError for an impossible date, and RecursionError for a thousand brackets.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
@@ -53,17 +53,17 @@ def load_settings(path: Path) -> Settings:
         raise refusal(error, where=f"{path}, line {line}: ") from None
     model, data = settings.model, settings.data
     written = {"model.name": model.name, "data.source": data.source, "data.test_source": data.test_source}
-    found = located(written, path.parent)
-    return settings if found == written else override(settings, found)
+    absolute = with_absolute_paths(written, path.parent)
+    return settings if absolute == written else override(settings, absolute)
 
 
 def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """The line on which a setting stands, or the innermost thing around it that is there."""
+    """Return the line number of a setting, or of the innermost section around it that the file has."""
     line = 1
     for part in location:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next(((key, value) for key, value in pairs if key.value == part), None)
-        if found is None:
+        pair = next(((key, value) for key, value in pairs if key.value == part), None)
+        if pair is None:
             break
-        line, node = found[0].start_mark.line + 1, found[1]
+        line, node = pair[0].start_mark.line + 1, pair[1]
     return line

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a stop at once, or at the next point where nothing is lost."""
+"""Stop on Ctrl-C and SIGTERM: at once, or at the next point where no work is lost."""
 
 import os
 import signal
@@ -10,10 +10,15 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STDERR = 2
+"""File descriptor of standard error."""
 
 
 def catch_signals() -> list[int]:
-    """Make SIGTERM stop the program as Ctrl-C does; the list receives the signal that did."""
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does.
+
+    Returns:
+        A list that is empty now and receives the number of the signal that stops the program.
+    """
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -26,43 +31,46 @@ def catch_signals() -> list[int]:
 
 @contextmanager
 def delayed_stop() -> Iterator[Callable[[], bool]]:
-    """Hold a stop back until the block ends; what this yields says whether one has come.
+    """Delay a stop until the block ends; yield a function that tells whether one was asked for.
 
-    A second signal leaves at once. Where signals do not arrive, in other threads than the main one, nothing changes.
+    A second signal ends the program at once. In other threads than the main one nothing changes, because Python
+    delivers signals to the main thread only.
     """
     received: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        # Not through print, which may be at work just now.
+        # The signal may have interrupted a print, which must not be entered twice.
         with suppress(OSError):
-            os.write(STDERR, b"\nstopping after this step; once more to leave at once\n")
+            os.write(STDERR, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
 
     is_main = threading.current_thread() is threading.main_thread()
-    before = _listen(hold) if is_main else {}
+    previous = _listen(hold) if is_main else {}
     try:
         yield lambda: bool(received)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
     if received:
         signal.raise_signal(received[0])
 
 
 def _listen(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Call a handler at the first signal; the second leaves at once. What is ignored stays so, as under `nohup`.
+    """Call a handler on the first signal; a second one ends the program at once.
+
+    Ignored signals stay ignored, because `nohup` relies on it.
 
     Returns:
-        The handlers before.
+        The previous handlers of the signals that are listened to.
     """
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    heard = {number: each for number, each in before.items() if each not in (signal.SIG_IGN, None)}
+    current = {number: signal.getsignal(number) for number in SIGNALS}
+    previous = {number: old for number, old in current.items() if old not in (signal.SIG_IGN, None)}
 
-    def first(number: int, frame: FrameType | None) -> None:
-        for each in heard:
+    def on_first(number: int, frame: FrameType | None) -> None:
+        for each in previous:
             signal.signal(each, signal.SIG_DFL)
         handler(number, frame)
 
-    for number in heard:
-        signal.signal(number, first)
-    return heard
+    for number in previous:
+        signal.signal(number, on_first)
+    return previous

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and the one place where errors are shown."""
+"""The command line: the list of commands, and the one place that shows errors."""
 
 import errno
 import io
@@ -48,10 +48,10 @@ app.command("train-phi", rich_help_panel="Train")(train_phi.train_phi)
 app.command("train-psi", rich_help_panel="Train")(train_psi.train_psi)
 app.command("train-baseline", rich_help_panel="Train")(train_baseline.train_baseline)
 app.command("sweep", rich_help_panel="Train")(sweep.sweep)
-app.command("status", rich_help_panel="Look")(status.status)
-app.command("verify", rich_help_panel="Look")(verify.verify)
-app.command("bench", rich_help_panel="Look")(bench.bench)
-app.command("doctor", rich_help_panel="Look")(doctor.doctor)
+app.command("status", rich_help_panel="Inspect")(status.status)
+app.command("verify", rich_help_panel="Inspect")(verify.verify)
+app.command("bench", rich_help_panel="Inspect")(bench.bench)
+app.command("doctor", rich_help_panel="Inspect")(doctor.doctor)
 
 DEBUG = "--debug"
 
@@ -65,7 +65,7 @@ def _show_version(is_asked: bool) -> None:
 @app.callback(invoke_without_command=True)
 def ccot(
     context: typer.Context,
-    # Read by `run`, because errors are shown there.
+    # `run` reads this one from the arguments, because it shows the errors.
     debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
@@ -74,7 +74,7 @@ def ccot(
     """Reason in a few continuous tokens, answer in text: Compressed Chain of Thought.
 
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
-    ccot demo                 run every stage on the model in the package, in minutes
+    ccot demo                 train every stage on the model in the package, in minutes
     """
     if context.invoked_subcommand is None:
         print_line(context.get_help())
@@ -84,7 +84,7 @@ def main(signals: list[int]) -> int:
     """Run the command line that was typed, and return the exit code.
 
     Args:
-        signals: Receives the signal that stops the program.
+        signals: Holds the number of the signal that stopped the program, if one did.
     """
     arguments = sys.argv[1:]
     command_line.set(tuple(arguments))
@@ -97,12 +97,12 @@ def main(signals: list[int]) -> int:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and return the exit code; what goes wrong is two lines on stderr."""
+    """Run a command line and return the exit code; an error is shown as two lines on stderr."""
     try:
         code = app(arguments, prog_name="ccot", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads any more. Python would flush once more on leaving, and complain.
+        # The reader of the pipe has left. Python flushes again on exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -118,7 +118,7 @@ _REFUSALS = {
         (errno.EACCES, errno.EPERM, errno.EROFS), (UsageError.exit_code, "check who owns it, or choose another place")
     ),
 }
-"""What the system refuses: the exit code, and what to do."""
+"""Exit code and fix for errors of the operating system that the user can mend."""
 
 
 def _show_error(error: Exception, arguments: list[str]) -> int:
@@ -147,17 +147,17 @@ def _usage_fix(error: typer.TyperException) -> str:
 
 
 _RESUMING = {*STAGES, "sweep", "demo"} - {"score", "eval"}
-"""Commands that go on where they were stopped."""
+"""Commands that continue where they were stopped."""
 
 
 def _show_stop(arguments: list[str]) -> None:
-    again = shlex.join(["ccot", *arguments])
+    same_command = shlex.join(["ccot", *arguments])
     command = next((word for word in arguments if not word.startswith("-")), "")
     if command in _RESUMING:
         print_note("stopped; finished stages, shards and checkpoints are kept")
-        print_note(f"resume: {again}")
+        print_note(f"resume: {same_command}")
     elif command in STAGES:
-        print_note(f"stopped; to begin anew: {again}")
+        print_note(f"stopped; to start again: {same_command}")
     else:
         print_note("stopped")
 
@@ -168,4 +168,4 @@ def _adapt_to_terminal() -> None:
 
         rich_utils.COLOR_SYSTEM = None
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # A locale without an answer's letters is no reason to fail.
+        sys.stdout.reconfigure(errors="replace")  # An answer may have letters that the locale lacks.

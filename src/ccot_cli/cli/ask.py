@@ -1,4 +1,4 @@
-"""Answer questions."""
+"""`ccot ask`: answer questions."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 READ_AHEAD = 128
-"""Lines from which batches of like length are made; more would keep the first answer waiting."""
+"""Most lines that are read before they are sorted by length into batches; more would delay the first answer."""
 
 
 def ask(
     question: Annotated[
-        str | None, typer.Argument(metavar="QUESTION", help="The question; '-' or nothing reads it from stdin.")
+        str | None, typer.Argument(metavar="QUESTION", help="The question. Without one, or with '-': read stdin.")
     ] = None,
     ratio: Annotated[
         Decimal | None,
@@ -43,8 +43,8 @@ def ask(
             "-r",
             parser=read_ratio,
             metavar="RATIO",
-            help="Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.1, or what"
-            " was trained nearest to it.",
+            help="Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.1, or the"
+            " trained one that is nearest to it.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -52,7 +52,7 @@ def ask(
         str,
         typer.Option(
             metavar="NAME",
-            help="ccot, or what it is compared with: direct, pause, cot, ... (in a workspace: 'ccot status').",
+            help="ccot, or a method to compare with, such as direct, pause or cot.",
             rich_help_panel=WHAT,
         ),
     ] = "ccot",
@@ -61,108 +61,122 @@ def ask(
         typer.Option(
             "--input",
             metavar="FILE",
-            help='JSON lines with "question" and, if you like, "id"; \'-\' is stdin. One JSON line out per line in.',
+            help='Answer each line of a file: JSON objects with "question" and, optionally, "id"; \'-\' is stdin.'
+            " Prints one JSON object a line.",
             rich_help_panel=WHAT,
         ),
     ] = None,
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     device: DeviceOption = None,
     engine: EngineOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --ratio 0.1
-    ccot ask "Mia has 12 pens. Mia buys 7 more. How many are there?" --method pause
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --ratio 0.2
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --method cot
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     """
     if question is not None and input is not None:
         raise UsageError("a question and --input were both given", fix="give one of them")
     single = _read_question(question) if input is None else ""
-    batches = _open_lines(input) if input is not None else ()
-    found, settings, _ = resolve_anywhere(workspace, {"model.device": device, "decoding.engine": engine})
+    groups = _open_lines(input) if input is not None else ()
+    workspace, settings, _ = resolve_anywhere(folder, {"model.device": device, "decoding.engine": engine})
     from ccot_cli.stages.ask import Asker
     from ccot_cli.stages.methods import CCOT, USUAL_RATIO
 
-    asker = Asker(found, settings, ratio, method)
+    asker = Asker(workspace, settings, ratio, method)
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != USUAL_RATIO:
-        print_note(f"at --ratio {asker.method.ratio:f}, which was trained nearest to {USUAL_RATIO}")
+        print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO}")
     if input is None:
         result = asker.ask(single)
         if format == "json":
-            print_json(_shown(result))
+            print_json(_to_json(result))
             return
         if result.text != result.answer:
             print_note(result.text)
         print_line(result.answer)
         return
-    _answer_lines(asker, batches, input)
+    _answer_lines(asker, groups, input)
 
 
-def _shown(result: "AskResult") -> dict[str, Any]:
+def _to_json(result: "AskResult") -> dict[str, Any]:
     fields = asdict(result)
     del fields["text"]
     return fields
 
 
 Line = tuple[int, bytes]
-"""Its number, counted from 1, and what stands there."""
+"""A line's number, counted from 1, and its content."""
 
 
-def _answer_lines(asker: "Asker", batches: Iterable[list[Line]], source: str) -> None:
-    """One JSON line out per line in, in order; a line that cannot be answered says why.
+class ParsedLine(NamedTuple):
+    """A line of `--input`: a question, or the reason why there is none."""
+
+    echoed: dict[str, Any]
+    """Fields that the output repeats: the id, if there is one."""
+    question: str
+    error: str = ""
+
+
+def _answer_lines(asker: "Asker", groups: Iterable[list[Line]], source: str) -> None:
+    """Print one JSON object for each line, in order; for a line that cannot be answered it says why.
 
     Raises:
-        UsageError: in the end, where there were such lines.
+        UsageError: after the last line, if one or more could not be answered.
     """
     num_bad = num_lines = 0
-    total = sum(map(len, batches)) if isinstance(batches, list) else None
+    total = sum(map(len, groups)) if isinstance(groups, list) else None
     with TerminalProgress().task("answers", total=total, unit="questions") as advance:
-        for batch in batches:
-            asked = [_parse(asker, line) for _, line in batch]
-            good = [question for _, question, error in asked if not error]
-            answers = iter(asker.answer(good) if good else [])
-            for (number, _), (echoed, _, error) in zip(batch, asked, strict=True):
+        for group in groups:
+            parsed = [_parse(asker, content) for _, content in group]
+            questions = [each.question for each in parsed if not each.error]
+            results = iter(asker.answer(questions) if questions else [])
+            for (number, _), line in zip(group, parsed, strict=True):
                 num_lines += 1
-                num_bad += bool(error)
-                print_json({**echoed, **({"line": number, "error": error} if error else _shown(next(answers)))})
+                num_bad += bool(line.error)
+                outcome = {"line": number, "error": line.error} if line.error else _to_json(next(results))
+                print_json({**line.echoed, **outcome})
                 advance()
     if num_bad:
         raise UsageError(
             f"{num_bad:,} of {num_lines:,} lines of {source} could not be answered",
-            fix='they say why, under "error"; write one JSON object a line: {"id": 1, "question": "..."}',
+            fix='the output says why, under "error"; write one JSON object a line: {"id": 1, "question": "..."}',
         )
 
 
-def _no_number(name: str) -> None:
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python's reader accepts and JSON does not have."""
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _read_finite(text: str) -> float:
+    """Read a number, and refuse one such as 1e999 that could not be printed again."""
     number = float(text)
     if not isfinite(number):
-        raise ValueError(f"{text} is more than a number can hold")
+        raise ValueError(f"{text} is too large")
     return number
 
 
-def _parse(asker: "Asker", line: bytes) -> tuple[dict[str, Any], str, str]:
-    """The fields to repeat, the question, and what is wrong with the line, if anything is."""
+def _parse(asker: "Asker", content: bytes) -> ParsedLine:
+    """Read the question of a line, or say what is wrong with the line."""
     try:
-        fields = json.loads(line, parse_constant=_no_number, parse_float=_finite)
+        fields = json.loads(content, parse_constant=_refuse_constant, parse_float=_read_finite)
     except (ValueError, RecursionError):
-        return {}, "", "no JSON"
+        return ParsedLine({}, "", "not JSON")
     if not isinstance(fields, dict):
-        return {}, "", 'no "question"'
+        return ParsedLine({}, "", 'no "question"')
     echoed = {"id": fields["id"]} if "id" in fields else {}
     if not isinstance(fields.get("question"), str):
-        return echoed, "", 'no "question"'
+        return ParsedLine(echoed, "", 'no "question"')
     try:
-        fields["question"].encode()  # JSON can name half of a character, which no tokenizer takes
-        return echoed, asker.check(fields["question"]), ""
+        fields["question"].encode()  # JSON can hold an unpaired surrogate, which no tokenizer accepts.
+        return ParsedLine(echoed, asker.check(fields["question"]))
     except UsageError as error:
-        return echoed, "", error.message
+        return ParsedLine(echoed, "", error.message)
     except UnicodeEncodeError:
-        return echoed, "", "half a character"
+        return ParsedLine(echoed, "", "unpaired surrogate")
 
 
 def _read_question(question: str | None) -> str:
@@ -171,36 +185,38 @@ def _read_question(question: str | None) -> str:
     if question is None or question == STDIN:
         question = sys.stdin.buffer.read().decode("utf-8", errors="replace")
     else:
-        question = os.fsencode(question).decode("utf-8", errors="replace")  # what a locale could not read, too
+        # Bytes that the locale could not decode are escaped in arguments; the tokenizer needs real text.
+        question = os.fsencode(question).decode("utf-8", errors="replace")
     if not question.strip():
         raise UsageError("the question is empty", fix='ccot ask "Mia has 12 pens. ... How many pens does Mia have?"')
     return question
 
 
 def _open_lines(source: str) -> Iterable[list[Line]]:
-    """The lines that are not blank, some at a time: a list of a file's, stdin's as they come.
+    """Read the lines that are not blank, in groups: a file's as a list, stdin's as they arrive.
 
     Raises:
-        UsageError: where the file cannot be opened.
+        UsageError: if the file cannot be read.
     """
     if source == STDIN:
-        return _as_they_come(sys.stdin.buffer)
+        return _groups_as_they_arrive(sys.stdin.buffer)
     try:
-        return list(_some(enumerate(Path(source).read_bytes().splitlines(), start=1)))
+        return list(_grouped(enumerate(Path(source).read_bytes().splitlines(), start=1)))
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}", fix="name a file of JSON lines") from None
 
 
-def _as_they_come(stream: BinaryIO) -> Iterator[list[Line]]:
-    """Lines that are there together; one that comes alone does not wait for others."""
+def _groups_as_they_arrive(stream: BinaryIO) -> Iterator[list[Line]]:
+    """Yield the lines that are there; a line that arrives alone does not wait for others."""
     rest, number = b"", 1
     while arrived := stream.read1(1 << 16):  # type: ignore[attr-defined]
         *lines, rest = (rest + arrived).split(b"\n")
-        yield from _some(enumerate(lines, start=number))
+        yield from _grouped(enumerate(lines, start=number))
         number += len(lines)
-    yield from _some([(number, rest)])
+    yield from _grouped([(number, rest)])
 
 
-def _some(lines: Iterable[Line]) -> Iterator[list[Line]]:
+def _grouped(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """Yield the lines that are not blank, at most READ_AHEAD at a time."""
     filled = [line for line in lines if line[1].strip()]
     return (filled[start : start + READ_AHEAD] for start in range(0, len(filled), READ_AHEAD))

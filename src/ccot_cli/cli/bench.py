@@ -1,4 +1,4 @@
-"""Measure how fast contemplation tokens are."""
+"""`ccot bench`: measure how fast contemplation tokens are."""
 
 from typing import Annotated, Any
 
@@ -19,13 +19,13 @@ from ccot_cli.cli.tables import Style, Table, inverse, render
 
 
 def bench(
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     shape: Annotated[
         str | None,
         typer.Option(
             "--shape",
             metavar="SHAPE",
-            help="A random Llama, as 16x512 (layers and width) or llama2-7b.",
+            help="Time a random Llama instead of the trained model: LAYERSxWIDTH, such as 16x512, or llama2-7b.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -42,14 +42,14 @@ def bench(
             "--batch-size",
             min=1,
             metavar="B",
-            help="Questions at a time; repeat it. Default: 1, 8.",
+            help="Questions at a time; repeat it for several. Default: 1 and 8.",
             rich_help_panel=WHAT,
         ),
     ] = None,
     query: Annotated[int, typer.Option(min=2, help="Tokens of a query.", rich_help_panel=WHAT)] = 100,
     chain: Annotated[int, typer.Option(min=1, help="Tokens of an explicit chain.", rich_help_panel=WHAT)] = 120,
     answer: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=WHAT)] = 6,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.", rich_help_panel=HOW)] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds, after a warm-up.", rich_help_panel=HOW)] = 5,
     device: DeviceOption = None,
     format: TableFormatOption = "text",
 ) -> None:
@@ -58,9 +58,9 @@ def bench(
     ccot bench
     ccot bench --shape 16x512 --batch-size 1 --batch-size 8 --repeats 7
 
-    Lengths are fixed and weights do not matter; the methods take turns, and ratios are formed within a round.
+    Lengths are fixed, so the weights do not matter. The methods take turns, and times are compared within a round.
     """
-    _, settings, _ = resolve_anywhere(workspace, {"model.device": device})
+    _, settings, _ = resolve_anywhere(folder, {"model.device": device})
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.bench import Lengths, run
 
@@ -81,7 +81,7 @@ def bench(
 
 
 def show_bench(result: dict[str, Any], style: Style) -> None:
-    """Seconds, then ratios."""
+    """Print the table of seconds, then the table of ratios."""
     lengths = result["lengths"]
     caption = (
         f"{result['model']}, {result['num_layers']} layers, l = {result['autoregressive_layer']}, {result['dtype']},"
@@ -90,22 +90,22 @@ def show_bench(result: dict[str, Any], style: Style) -> None:
     )
     rows = [
         (
-            each["method"],
-            inverse(each["ratio"]),
-            str(each["batch"]),
-            str(each["tokens"]),
-            f"{each['median']:.4f}",
-            f"{min(each['seconds']):.4f} – {max(each['seconds']):.4f}",
+            timing["method"],
+            inverse(timing["ratio"]),
+            str(timing["batch"]),
+            str(timing["tokens"]),
+            f"{timing['median']:.4f}",
+            f"{min(timing['seconds']):.4f} – {max(timing['seconds']):.4f}",
         )
-        for each in result["timings"]
+        for timing in result["timings"]
     ]
     head = ("method", "1/r", "batch", "tokens", "s/batch", "range")
     print_line(render(Table(caption, "<>>>>>", head, rows), style))
     print_line("")
     ratios = [
-        (each["name"], str(each["batch"]), f"{each['median']:.2f}", f"{each['low']:.2f} – {each['high']:.2f}")
-        for each in result["ratios"]
+        (ratio["name"], str(ratio["batch"]), f"{ratio['median']:.2f}", f"{ratio['low']:.2f} – {ratio['high']:.2f}")
+        for ratio in result["ratios"]
     ]
     print_line(
-        render(Table("Ratios, formed within a round", "<>>>", ("ratio", "batch", "median", "range"), ratios), style)
+        render(Table("Ratios of times within a round", "<>>>", ("ratio", "batch", "median", "range"), ratios), style)
     )

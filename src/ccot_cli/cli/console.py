@@ -1,4 +1,4 @@
-"""What people see: answers on stdout as they are, everything else on stderr."""
+"""Output: results on stdout as they are, everything else on stderr."""
 
 import json
 import os
@@ -15,28 +15,29 @@ from rich.console import Console
 from ccot_cli.progress import Progress
 
 LINE_EVERY_SECONDS = 30.0
-LINE_EVERY_SHARE = 0.1
+LINE_EVERY_FRACTION = 0.1
+"""Off a terminal, progress prints a line after so many seconds, or after this fraction of the work."""
 
 
 def is_colour_unwanted() -> bool:
-    """Whether the user has set NO_COLOR."""
+    """Decide whether the user has switched colours off, with NO_COLOR."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def print_line(text: str) -> None:
-    """One line of the answer, untouched: Rich would take [brackets] for markup."""
+    """Print one line of a result on stdout, without Rich, which would take [brackets] for markup."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def print_note(text: str) -> None:
-    """One line on stderr: what is no answer."""
+    """Print one line on stderr that is no part of the result."""
     _error_console().print(text)
 
 
 def _error_console() -> Console:
-    """A console on stderr that reads no markup into what it is told."""
-    # Without a colour system Rich leaves out bold and dim as well, which NO_COLOR alone would keep.
+    """Make a console on stderr that prints text as it is, without markup."""
+    # NO_COLOR alone would keep bold and dim; without a colour system Rich leaves them out too.
     return Console(
         stderr=True,
         color_system=None if is_colour_unwanted() else "auto",
@@ -48,27 +49,27 @@ def _error_console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON, in the letters that stdout can hold.
+    """Print one line of JSON on stdout; if its encoding is not Unicode, with escaped letters.
 
     Raises:
-        ValueError: for NaN or infinity, which JSON cannot hold.
+        ValueError: for NaN or infinity, which JSON does not have.
     """
     is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
     print_line(json.dumps(value, ensure_ascii=is_ascii, allow_nan=False))
 
 
 def print_table(rows: Sequence[Sequence[str]], *, align: str) -> None:
-    """Print rows with their columns below each other; see `aligned`."""
+    """Print rows of cells with aligned columns; see `aligned`."""
     for line in aligned(rows, align=align):
         print_line(line)
 
 
 def aligned(rows: Sequence[Sequence[str]], *, align: str) -> list[str]:
-    """Rows with their columns below each other.
+    """Format rows of cells as lines with aligned columns.
 
     Args:
-        rows: Cells as text; a head is a row like any other.
-        align: One character a column, `<` for left and `>` for right.
+        rows: Cells as text; the head is a row like any other.
+        align: One character for each column: `<` for left, `>` for right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -78,13 +79,13 @@ def aligned(rows: Sequence[Sequence[str]], *, align: str) -> list[str]:
 
 
 class _Work:
-    """How far a piece of work is, in words."""
+    """A piece of work and its progress as text."""
 
     def __init__(self, label: str, total: int | None, unit: str, done: int) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.figures: dict[str, str] = {}
         self._start = time.monotonic()
-        # The pace is that of the latest steps.
+        # Seconds and amount after the latest steps, from which the pace is computed.
         self._marks = deque([(0.0, done)], maxlen=100)
 
     @property
@@ -100,11 +101,11 @@ class _Work:
         self.figures |= figures
 
     def amount(self) -> str:
-        """`412 of 1,000 problems`."""
+        """Say how much is done: `412 of 1,000 problems`."""
         return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {self.unit}"
 
     def pace(self) -> str:
-        """`53.1/s  0:00:11 left`, as far as it can be known."""
+        """Say how fast it goes: `53.1/s  0:00:11 left`; without a known end, the first half; empty at the start."""
         (first, before), (last, now) = self._marks[0], self._marks[-1]
         if now == before or last == first:
             return ""
@@ -117,7 +118,7 @@ class _Work:
 
 
 class TerminalProgress(Progress):
-    """Draws bars on a terminal; elsewhere, and for the record, writes a line now and then."""
+    """Draws a bar on a terminal; elsewhere it prints a line now and then."""
 
     def __init__(self) -> None:
         self._console = _error_console()
@@ -150,9 +151,9 @@ class TerminalProgress(Progress):
 
         def show() -> None:
             nonlocal last_seconds, last_done
-            is_far = work.total is not None and work.done - last_done >= work.total * LINE_EVERY_SHARE
-            is_late = work.seconds - last_seconds >= LINE_EVERY_SECONDS
-            if (is_far or is_late) and work.done != work.total:
+            has_advanced = work.total is not None and work.done - last_done >= work.total * LINE_EVERY_FRACTION
+            is_overdue = work.seconds - last_seconds >= LINE_EVERY_SECONDS
+            if (has_advanced or is_overdue) and work.done != work.total:
                 last_seconds, last_done = work.seconds, work.done
                 self.say(f"{work.label}: {work.amount()}  {work.pace()}{work.shown_figures()}")
 
@@ -165,19 +166,19 @@ class TerminalProgress(Progress):
 
         columns = ("{task.description}", "{task.fields[amount]}", "{task.fields[pace]}")
         label, amount, pace = (TextColumn(column, markup=False) for column in columns)
-        shown = Bars(
+        bar = Bars(
             *(label, BarColumn(), amount, pace),
             console=self._console,
             transient=True,
-            # Rich sends what is printed beside a bar to the bar's terminal, past any pipe.
+            # Rich would print results on the bar's terminal; if stdout is a pipe, they belong there.
             redirect_stdout=sys.stdout.isatty(),
         )
-        with shown as bars:
-            task = bars.add_task(work.label, total=work.total, amount="", pace="")
+        with bar:
+            task = bar.add_task(work.label, total=work.total, amount="", pace="")
 
             def show() -> None:
                 pace = work.pace() + work.shown_figures()
-                bars.update(task, completed=work.done, amount=work.amount(), pace=pace)
+                bar.update(task, completed=work.done, amount=work.amount(), pace=pace)
 
             yield show
 

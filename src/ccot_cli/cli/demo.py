@@ -1,4 +1,4 @@
-"""The whole pipeline on the embedded model, in minutes."""
+"""`ccot demo`: the whole pipeline on the embedded model, in minutes."""
 
 import shlex
 from decimal import Decimal
@@ -15,48 +15,49 @@ from ccot_cli.names import SETTINGS_FILE
 
 QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
 RATIO = Decimal("0.2")
-"""Three tokens a line, which φ learns far sooner than one."""
+"""Three tokens for each line of a chain, which φ learns far sooner than one."""
 STEPS = (2, 3)
-"""Short problems: minutes are enough to learn to contemplate on them."""
+"""Short problems, because φ learns these within minutes."""
 NUM_TRAIN, NUM_TEST = 4000, 400
 TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 3
 
 
 def demo(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The workspace to make, or to go on with.", rich_help_panel=WHERE)
+        Path, typer.Argument(metavar="DIR", help="The workspace to make, or to continue.", rich_help_panel=WHERE)
     ] = Path("ccot-demo"),
 ) -> None:
-    """Run every stage on the embedded model, in minutes: data, states, φ, ψ, the table, an answer.
+    """Train every stage on the embedded model in minutes, show a table of results, and answer a question.
 
     ccot demo
     ccot demo my-demo
     """
     if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is no workspace, and not empty", fix="ccot demo NEW-FOLDER")
+        raise UsageError(f"{folder} is not empty, and no workspace", fix="ccot demo NEW-FOLDER")
     if not (folder / SETTINGS_FILE).exists():
         _show("init", str(folder))
         init.init(folder)
-    place = ("-w", str(folder))
-    _show("precompute", *place, "--limit", str(NUM_TRAIN), "--steps", *map(str, STEPS))
-    precompute.precompute(workspace=folder, limit=NUM_TRAIN, steps=STEPS)
-    _show("score", *place, "--ratio", f"{RATIO}")
-    score.score(workspace=folder, ratio=[RATIO])
+    where = ("-w", str(folder))
+    _show("precompute", *where, "--limit", str(NUM_TRAIN), "--steps", *map(str, STEPS))
+    precompute.precompute(folder=folder, limit=NUM_TRAIN, steps=STEPS)
+    _show("score", *where, "--ratio", f"{RATIO}")
+    score.score(folder=folder, ratio=[RATIO])
     epochs = ("--taught-epochs", str(TAUGHT_EPOCHS), "--epochs", str(EPOCHS))
-    _show("train-phi", *place, "--ratio", f"{RATIO}", *epochs)
-    train_phi.train_phi(workspace=folder, ratio=[RATIO], taught_epochs=TAUGHT_EPOCHS, epochs=EPOCHS)
-    _show("train-psi", *place, "--ratio", f"{RATIO}", "--epochs", str(ANSWER_EPOCHS))
-    train_psi.train_psi(workspace=folder, ratio=[RATIO], epochs=ANSWER_EPOCHS)
-    _show("train-baseline", "direct", *place, "--epochs", str(ANSWER_EPOCHS))
-    train_baseline.train_baseline("direct", workspace=folder, epochs=ANSWER_EPOCHS)
-    _show("eval", *place, "--limit", str(NUM_TEST))
-    eval.evaluate(workspace=folder, limit=NUM_TEST)
-    _show("ask", *place, "--ratio", f"{RATIO}", QUESTION)
-    ask.ask(QUESTION, ratio=RATIO, workspace=folder)
-    _show("ask", *place, "--ratio", "1", QUESTION)
-    ask.ask(QUESTION, ratio=Decimal(1), workspace=folder)
+    _show("train-phi", *where, "--ratio", f"{RATIO}", *epochs)
+    train_phi.train_phi(folder=folder, ratio=[RATIO], taught_epochs=TAUGHT_EPOCHS, epochs=EPOCHS)
+    _show("train-psi", *where, "--ratio", f"{RATIO}", "--epochs", str(ANSWER_EPOCHS))
+    train_psi.train_psi(folder=folder, ratio=[RATIO], epochs=ANSWER_EPOCHS)
+    _show("train-baseline", "direct", *where, "--epochs", str(ANSWER_EPOCHS))
+    train_baseline.train_baseline("direct", folder=folder, epochs=ANSWER_EPOCHS)
+    _show("eval", *where, "--limit", str(NUM_TEST))
+    eval.evaluate(folder=folder, limit=NUM_TEST)
+    _show("ask", *where, "--ratio", f"{RATIO}", QUESTION)
+    ask.ask(QUESTION, ratio=RATIO, folder=folder)
+    _show("ask", *where, "--ratio", "1", QUESTION)
+    ask.ask(QUESTION, ratio=Decimal(1), folder=folder)
 
 
 def _show(*words: str) -> None:
+    """Show the command that runs next."""
     print_line("")
     print_note(f"$ {shlex.join(['ccot', *words])}")

@@ -1,4 +1,4 @@
-"""Say whether this machine can do the work."""
+"""`ccot doctor`: check whether this machine can do the work."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ DISTRIBUTION = "ccot-cli"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     name: str
     value: str
@@ -26,10 +26,10 @@ class Finding:
 
 
 def doctor(model: ModelOption = None, format: FormatOption = "text") -> None:
-    """Check Python, libraries, devices, disk and, with --model, whether a base model will work.
+    """Check Python, libraries, devices and disk, and with --model whether a base model works.
 
     ccot doctor
-    ccot doctor --model meta-llama/Llama-2-7b-chat-hf
+    ccot doctor --model Qwen/Qwen3-0.6B
     """
     findings = [Finding("python", platform.python_version()), *_libraries(), *_machine(), *_hub(), _workspace()]
     if model is not None:
@@ -44,13 +44,14 @@ def doctor(model: ModelOption = None, format: FormatOption = "text") -> None:
 
 
 def _libraries() -> list[Finding]:
-    """The libraries that this package requires, with the versions that are there."""
+    """List the libraries that this package requires, with their installed versions."""
     from packaging.requirements import Requirement
 
     try:
         requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:
-        return [Finding("libraries", "ccot is not installed, so what it requires is not known")]
+        return [Finding("libraries", "ccot is not installed, so its requirements are not known")]
+    # Those with a marker belong to an extra, such as `plot`.
     return [_library(each.name, str(each.specifier)) for each in requirements if each.marker is None]
 
 

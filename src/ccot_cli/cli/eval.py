@@ -1,4 +1,4 @@
-"""Accuracy and time of every trained method."""
+"""`ccot eval`: measure accuracy and time of every trained method."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from ccot_cli.cli.tables import Style, render, tables_of
 
 
 def evaluate(
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     ratio: TrainedRatioOption = None,
     methods: Annotated[
         list[str] | None,
@@ -34,8 +34,8 @@ def evaluate(
             "--methods",
             "--method",
             metavar="NAMES",
-            help="ccot, direct, cot, pause, ..., zero-shot, few-shot, one by one or separated by commas; all: every one"
-            " of them that is there. Default: all that were trained, and the chain.",
+            help="Methods such as ccot, direct, cot, pause, zero-shot or few-shot; repeat the option, or separate them"
+            " by commas. 'all': trained ones and prompting. Default: trained ones, and the chain.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -43,7 +43,7 @@ def evaluate(
         bool,
         typer.Option(
             "--controls",
-            help="Also with contemplation tokens zeroed, shuffled, replaced by noise, or from an untrained φ.",
+            help="Also measure ccot with tokens that are zeroed, shuffled, noise, or from an untrained φ.",
             rich_help_panel=WHAT,
         ),
     ] = False,
@@ -60,7 +60,7 @@ def evaluate(
     save: Annotated[
         bool,
         typer.Option(
-            "--save/--no-save", help="Keep predictions and metrics, where there is a workspace.", rich_help_panel=WHERE
+            "--save/--no-save", help="Keep predictions and metrics in the workspace, if any.", rich_help_panel=WHERE
         ),
     ] = True,
     plot: Annotated[
@@ -88,18 +88,18 @@ def evaluate(
         "eval.steps": steps,
         "eval.seed": seed,
     }
-    found, settings, given = resolve_anywhere(workspace, changes)
+    workspace, settings, overrides = resolve_anywhere(folder, changes)
     if plot:
         check_plot(plot)
     from ccot_cli.stages.evaluate import run
 
     result = run(
-        found,
+        workspace,
         settings,
         ratios=ratio or (),
         names=tuple(filter(None, map(str.strip, ",".join(methods or ()).split(",")))),
         has_controls=controls,
-        overrides=given,
+        overrides=overrides,
         saves=save,
         progress=TerminalProgress(),
     ).to_json()
@@ -113,9 +113,9 @@ def evaluate(
 
 
 def show_tables(result: dict[str, Any], style: Style = "text") -> None:
-    """The paper's tables, and on a terminal's page the frontier too."""
+    """Print the paper's tables; as text also the frontier, and where the results are kept."""
     for number, table in enumerate(tables_of(result)):
-        if number:
+        if number > 0:
             print_line("")
         print_line(render(table, style))
     if style != "text":

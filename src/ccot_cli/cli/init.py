@@ -1,4 +1,4 @@
-"""Make a workspace."""
+"""`ccot init`: make a workspace."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def init(
         str, typer.Option("--preset", help=f"Settings to start from: {', '.join(PRESETS)}.", rich_help_panel=WHAT)
     ] = EMBEDDED,
 ) -> None:
-    """Make a workspace: a folder with a commented settings file.
+    """Make a workspace: a folder with a settings file that explains each setting.
 
     ccot init my-run
     ccot init llama --preset gsm8k-llama2-7b

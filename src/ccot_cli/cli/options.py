@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they make of a workspace's settings."""
+"""Options that several commands share, and how they change a workspace's settings."""
 
 import os
 from collections.abc import Mapping
@@ -17,14 +17,18 @@ if TYPE_CHECKING:
     from ccot_cli.workspace.workspace import Workspace
 
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
-"""What was typed after `ccot`; manifests, the lock and errors repeat it."""
+"""The words typed after `ccot`; manifests, the lock and errors repeat them."""
 
 WHAT, HOW, WHERE = "What", "How", "Where"
 """The panels of `--help`."""
 
 
 def read_ratio(text: str) -> Decimal:
-    """A ratio from the command line."""
+    """Read a ratio from the command line.
+
+    Raises:
+        typer.BadParameter: if it is no number from 0 to 1.
+    """
     try:
         return parse_ratio(text)
     except ValueError as error:
@@ -37,7 +41,7 @@ WorkspaceOption = Annotated[
         "--workspace",
         "-w",
         metavar="DIR",
-        help=f"The folder with ccot.yaml; else ${ENVIRONMENT_VARIABLE}, else the nearest one upward.",
+        help=f"A folder with ccot.yaml. Default: ${ENVIRONMENT_VARIABLE}, else the nearest one from here upwards.",
         rich_help_panel=WHERE,
     ),
 ]
@@ -55,7 +59,7 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="SOURCE",
-        help="Problems: 'embedded', a .jsonl, .csv or .parquet file, or a hub data set.",
+        help="Problems: 'embedded', a .jsonl, .csv or .parquet file, or a Hugging Face data set.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -75,29 +79,29 @@ def _ratio_option(default: str) -> Any:
 RatioOption = Annotated[list[Decimal] | None, _ratio_option("those of ccot.yaml")]
 TrainedRatioOption = Annotated[list[Decimal] | None, _ratio_option("all that were trained")]
 LimitOption = Annotated[
-    int | None, typer.Option("--limit", min=1, metavar="N", help="Problems at most.", rich_help_panel=WHAT)
+    int | None, typer.Option("--limit", min=1, metavar="N", help="Most test problems.", rich_help_panel=WHAT)
 ]
 StepsOption = Annotated[
     tuple[int, int] | None,
     typer.Option(
         "--steps",
         metavar="MIN MAX",
-        help="Only problems of so many reasoning steps; the embedded ones have 2 to 8 unless asked for others.",
+        help="Only problems with MIN to MAX reasoning steps. Default for the embedded ones: 2 to 8.",
         rich_help_panel=WHAT,
     ),
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="Seed of what is random.", rich_help_panel=HOW)
+    int | None, typer.Option("--seed", metavar="N", help="Seed of all random choices.", rich_help_panel=HOW)
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=HOW),
+    typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=HOW),
 ]
 EngineOption = Annotated[
     EngineName | None,
     typer.Option(
         "--engine",
-        help="fast, or reference: the paper's algorithm to the letter; same answers to rounding.",
+        help="fast, or reference: the paper's algorithm, token by token. The answers agree up to rounding.",
         rich_help_panel=HOW,
     ),
 ]
@@ -105,80 +109,92 @@ EpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, metavar="N", help="Passes over the data.", rich_help_panel=HOW)
 ]
 FormatOption = Annotated[
-    Literal["text", "json"], typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW)
+    Literal["text", "json"], typer.Option("--format", help="Format of stdout.", rich_help_panel=HOW)
 ]
 
 TableFormatOption = Annotated[
     Literal["text", "markdown", "latex", "json"],
-    typer.Option("--format", help="What stdout receives.", rich_help_panel=HOW),
+    typer.Option("--format", help="Format of stdout.", rich_help_panel=HOW),
 ]
 
 
-# What reads settings is imported by the commands that do: it takes longer than `--help` itself.
+# The functions below import what reads settings: that import takes longer than all of `--help`.
 
 
-def find_workspace_if_any(explicit: Path | None) -> "Workspace | None":
-    """The workspace that a command works on, for one that does without too."""
-    from ccot_cli.workspace.workspace import Workspace
+def find_workspace_if_any(folder: Path | None) -> "Workspace | None":
+    """Open the workspace of a command that can also do without one.
 
-    return Workspace.find(explicit, os.environ, Path.cwd(), command_line.get())
-
-
-def find_workspace(explicit: Path | None) -> "Workspace":
-    """The workspace that a command works on.
+    Args:
+        folder: The value of `--workspace`; None searches the environment and the folders from here upwards.
 
     Raises:
-        UsageError: where there is none.
+        UsageError: if the named folder is no workspace.
     """
-    workspace = find_workspace_if_any(explicit)
+    from ccot_cli.workspace.workspace import Workspace
+
+    return Workspace.find(folder, os.environ, Path.cwd(), command_line.get())
+
+
+def find_workspace(folder: Path | None) -> "Workspace":
+    """Open the workspace of a command that needs one; see `find_workspace_if_any`.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    workspace = find_workspace_if_any(folder)
     if workspace is None:
         raise UsageError("there is no workspace here", fix="ccot init my-run, or name one with -w")
     return workspace
 
 
-def resolve(workspace: Path | None, changes: Mapping[str, object]) -> "tuple[Workspace, Settings, tuple[str, ...]]":
-    """The workspace, its settings as the command line changes them, and the names of those changed.
+def resolve(folder: Path | None, changes: Mapping[str, object]) -> "tuple[Workspace, Settings, tuple[str, ...]]":
+    """Open the workspace and apply the options of the command line to its settings.
 
     Args:
-        workspace: What `--workspace` says.
+        folder: The value of `--workspace`.
         changes: Values by setting, such as `data.limit`; None stands for an option that was not given.
 
+    Returns:
+        The workspace, the changed settings, and the names of the settings that were given.
+
     Raises:
-        UsageError: where there is no workspace, or a value is refused.
+        UsageError: if there is no workspace, or a value is refused.
     """
-    found = find_workspace(workspace)
-    return found, *_changed(found, changes)
+    workspace = find_workspace(folder)
+    return workspace, *_changed_settings(workspace, changes)
 
 
 def resolve_anywhere(
-    workspace: Path | None, changes: Mapping[str, object]
+    folder: Path | None, changes: Mapping[str, object]
 ) -> "tuple[Workspace | None, Settings, tuple[str, ...]]":
-    """The same; where there is no workspace, the settings are those of the model in the package.
+    """Resolve as `resolve` does, but without a workspace take the settings of the model in the package.
 
     Raises:
-        UsageError: where a value is refused, or the named folder is no workspace.
+        UsageError: if a value is refused, or the named folder is no workspace.
     """
-    found = find_workspace_if_any(workspace)
-    return found, *_changed(found, changes)
+    workspace = find_workspace_if_any(folder)
+    return workspace, *_changed_settings(workspace, changes)
 
 
-def _changed(found: "Workspace | None", changes: Mapping[str, object]) -> "tuple[Settings, tuple[str, ...]]":
-    from ccot_cli.config import Settings, located, override
+def _changed_settings(
+    workspace: "Workspace | None", changes: Mapping[str, object]
+) -> "tuple[Settings, tuple[str, ...]]":
+    from ccot_cli.config import Settings, override, with_absolute_paths
 
-    given = located({name: value for name, value in changes.items() if value is not None}, Path.cwd())
-    return override(found.settings if found else Settings(), given), tuple(given)
+    given = with_absolute_paths({name: value for name, value in changes.items() if value is not None}, Path.cwd())
+    return override(workspace.settings if workspace else Settings(), given), tuple(given)
 
 
 def between_zero_and_one(ratios: list[Decimal] | None, settings: "Settings") -> list[Decimal]:
-    """The ratios asked for, else those of the settings, for stages that select tokens.
+    """Return the given ratios, or else those of the settings, for stages that select tokens.
 
     Raises:
-        UsageError: for 0 or 1, where there is nothing to select.
+        UsageError: for 0 or 1, at which there is nothing to select.
     """
-    for each in ratios or ():
+    for ratio in ratios or ():
         try:
-            check_between(each)
+            check_between(ratio)
         except ValueError as error:
-            baseline = "cot" if each else "direct"
+            baseline = "cot" if ratio else "direct"
             raise UsageError(str(error), fix=f"ccot train-baseline {baseline}, or a ratio between 0 and 1") from None
     return list(ratios or settings.ratios)

@@ -1,4 +1,4 @@
-"""Plots: accuracy against seconds per question, in characters and as a picture; and the cells of a sweep."""
+"""Plots: accuracy against seconds per question, as text and as a picture, and the results of a sweep."""
 
 import os
 from itertools import cycle
@@ -10,55 +10,55 @@ from ccot_cli.errors import UsageError
 
 WIDTH, HEIGHT = 64, 16
 FORMATS = (".png", ".svg")
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MARKERS = "os^vDPX*<>hp"
 
 
 def frontier(result: dict[str, Any]) -> str:
-    """A plot in characters: accuracy upwards, seconds to the right on a logarithmic scale, a letter for each method."""
+    """Plot accuracy (upwards) against seconds (to the right, logarithmic) as text, with a letter for each method."""
     rows = result["rows"]
     low, high = _range([row["seconds_mean"] for row in rows])
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
     for number, row in enumerate(rows):
         column = round((log10(row["seconds_mean"]) - low) / (high - low) * (WIDTH - 1))
         line = HEIGHT - 1 - round(row["accuracy"] * (HEIGHT - 1))
-        # Where two meet, the later one moves to the nearest free place.
+        # If two methods meet, the later one moves to the nearest free column.
         free = [place for place in range(WIDTH) if grid[line][place] == " "]
         grid[line][min(free, key=lambda place: (abs(place - column), -place))] = _letter(number)
     lines = ["Exact match against seconds per question (logarithmic)"]
     for number, cells in enumerate(grid):
-        share = 1 - number / (HEIGHT - 1)
-        scale = f"{share:.1f}" if number % 3 == 0 else "   "
+        accuracy = 1 - number / (HEIGHT - 1)
+        scale = f"{accuracy:.1f}" if number % 3 == 0 else "   "
         lines.append(f"{scale} │{''.join(cells)}".rstrip())
     left, right = f"{10**low:.2g} s", f"{10**high:.2g} s"
     lines.append(f"    └{'─' * WIDTH}")
     lines.append(f"     {left}{right:>{WIDTH - len(left)}}")
-    named = [f"{_letter(number)} {label(row)}" for number, row in enumerate(rows)]
-    lines += [f"     {'   '.join(named[start : start + 5])}" for start in range(0, len(named), 5)]
+    legend = [f"{_letter(number)} {label(row)}" for number, row in enumerate(rows)]
+    lines += [f"     {'   '.join(legend[start : start + 5])}" for start in range(0, len(legend), 5)]
     return "\n".join(lines)
 
 
 def label(row: dict[str, Any]) -> str:
-    """A method's name, with its ratio where it has one."""
+    """Name a method, with its ratio unless that is 0 or 1."""
     return row["method"] if row["ratio"] in (0, 1) else f"{row['method']} {row['ratio']:g}"
 
 
 def _letter(number: int) -> str:
-    """a to z, then A to Z, then over again."""
-    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    return letters[number % len(letters)]
+    return LETTERS[number % len(LETTERS)]
 
 
 def _range(seconds: list[float]) -> tuple[float, float]:
-    """Powers of ten around the values, in steps of a third of a decade."""
+    """Return decimal logarithms below and above all values, rounded to thirds."""
     logs = [log10(each) for each in seconds]
     low, high = floor(min(logs) * 3) / 3, -floor(-max(logs) * 3) / 3
     return low, max(high, low + 1 / 3)
 
 
 def check_plot(path: Path) -> None:
-    """Whether a picture can be drawn there, before an hour is spent on what it shows.
+    """Refuse a picture that cannot be drawn, before an hour is spent on its content.
 
     Raises:
-        UsageError: for another kind of file, a folder that is not there, or without matplotlib.
+        UsageError: if the file is neither .png nor .svg or cannot be written, or matplotlib is missing.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path} is neither .png nor .svg", fix="--plot frontier.svg")
@@ -73,14 +73,14 @@ def check_plot(path: Path) -> None:
 
 
 def draw_frontier(result: dict[str, Any], path: Path) -> None:
-    """The same with 95 % intervals, and the line of those that nothing beats in both."""
+    """Draw accuracy with 95 % intervals against seconds, and the line through the methods that none beats in both."""
     pyplot, rows = _pyplot(), result["rows"]
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     best = _unbeaten(rows)
     axes.plot([x for x, _ in best], [y for _, y in best], color="0.7", linewidth=1, zorder=0)
-    for row, marker in zip(rows, cycle("os^vDPX*<>hp"), strict=False):
+    for row, marker in zip(rows, cycle(MARKERS), strict=False):
         below, above = row["accuracy"] - row["low"], row["high"] - row["accuracy"]
         axes.errorbar(
             row["seconds_mean"],
@@ -105,12 +105,15 @@ NUMERIC = ("ratio", "layer", "epochs")
 
 
 def varied(rows: list[dict[str, Any]]) -> list[str]:
-    """The dimensions of a sweep in which its rows differ."""
+    """Return the dimensions of a sweep in which its rows differ."""
     return [name for name in DIMENSIONS if len({row[name] for row in rows}) > 1]
 
 
 def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
-    """Exact match with 95 % intervals over the first dimension that varies, a line for each choice of the others."""
+    """Draw exact match with 95 % intervals over the first dimension that varies, a line for each choice of the others.
+
+    A dimension of numbers comes before one of names.
+    """
     pyplot = _pyplot()
     across, *others = sorted(varied(rows), key=lambda name: name not in NUMERIC) or ["ratio"]
     is_numeric = across in NUMERIC
@@ -118,7 +121,7 @@ def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         lines.setdefault(", ".join(f"{name} {row[name]}" for name in others), []).append(row)
-    for (name, line), marker in zip(lines.items(), cycle("os^vDPX*<>hp"), strict=False):
+    for (name, line), marker in zip(lines.items(), cycle(MARKERS), strict=False):
         ordered = sorted(line, key=lambda row: row[across]) if is_numeric else line
         centre = [row["accuracy"] for row in ordered]
         axes.errorbar(
@@ -139,7 +142,7 @@ def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _pyplot() -> Any:
-    """Matplotlib's, without a window."""
+    """Import matplotlib's pyplot, set to draw into files without a display."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -149,7 +152,7 @@ def _pyplot() -> Any:
 
 
 def _finish(figure: Any, axes: Any, path: Path) -> None:
-    """What all pictures share: the scale of exact match, a grid, names beside it."""
+    """Add the axis of exact match, a grid and the legend, and save the figure."""
     axes.set_ylim(-0.03, 1.06)
     axes.set_ylabel("exact match")
     axes.grid(alpha=0.3)
@@ -160,7 +163,7 @@ def _finish(figure: Any, axes: Any, path: Path) -> None:
 
 
 def _unbeaten(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Time and accuracy of every method that none both outruns and outdoes."""
+    """Return seconds and accuracy of the methods that no faster one equals or beats, from fast to slow."""
     best: list[tuple[float, float]] = []
     for row in sorted(rows, key=lambda row: (row["seconds_mean"], -row["accuracy"])):
         if not best or row["accuracy"] > best[-1][1]:

@@ -1,4 +1,4 @@
-"""Run the base model over every solution and keep its hidden states."""
+"""`ccot precompute`: run the base model over every solution and keep its hidden states."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -22,11 +22,11 @@ from ccot_cli.files import free_bytes, human_bytes
 
 
 def precompute(
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     model: ModelOption = None,
     data: DataOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="Training problems at most.", rich_help_panel=WHAT)
+        int | None, typer.Option("--limit", min=1, metavar="N", help="Most training problems.", rich_help_panel=WHAT)
     ] = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
@@ -35,15 +35,15 @@ def precompute(
         float | None,
         typer.Option(
             metavar="GB",
-            help="Most gigabytes to write; above it only the scorer's layer (T in the paper) is kept.",
+            help="Most gigabytes to write; if all layers need more, only the scorer's (T in the paper) is kept.",
             rich_help_panel=HOW,
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Load the model, print the plan, write nothing.", rich_help_panel=HOW)
+        bool, typer.Option("--dry-run", help="Load the model and print the plan; write nothing.", rich_help_panel=HOW)
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Start even if the disk looks too small.", rich_help_panel=HOW)
+        bool, typer.Option("--force", help="Start even if the disk seems too small.", rich_help_panel=HOW)
     ] = False,
     format: FormatOption = "text",
 ) -> None:
@@ -62,22 +62,22 @@ def precompute(
         "data.seed": seed,
         "precompute.max_disk": max_disk,
     }
-    found, settings, overrides = resolve(workspace, changes)
+    workspace, settings, overrides = resolve(folder, changes)
     from ccot_cli.stages.precompute import run
 
     progress = TerminalProgress()
-    result = run(found, settings, overrides=overrides, dry_run=dry_run, force=force, progress=progress)
+    result = run(workspace, settings, overrides=overrides, dry_run=dry_run, force=force, progress=progress)
     if result.was_ready:
         progress.say("ready already; nothing to do")
     if format == "json":
         print_json({**asdict(result), "is_dry_run": dry_run})
         return
-    kept = "every index" if result.is_every_index else f"index {settings.precompute.scorer_layer} only"
+    indices = "every index" if result.is_every_index else f"index {settings.precompute.scorer_layer} only"
     print_line(
         f"{result.num_train:,} training and {result.num_validation:,} validation problems,"
-        f" {result.num_chain_tokens:,} chain tokens, {kept}: {human_bytes(result.num_bytes)}"
+        f" {result.num_chain_tokens:,} chain tokens, {indices}: {human_bytes(result.num_bytes)}"
     )
     if dry_run:
-        progress.say(f"free in {found.root}: {human_bytes(free_bytes(found.root))}")
+        progress.say(f"free in {workspace.root}: {human_bytes(free_bytes(workspace.root))}")
     else:
-        progress.say(f"next:  {found.command('score')}")
+        progress.say(f"next:  {workspace.command('score')}")

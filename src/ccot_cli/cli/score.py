@@ -1,4 +1,4 @@
-"""Choose which chain tokens to keep."""
+"""`ccot score`: choose which tokens of each chain to keep."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -20,30 +20,37 @@ from ccot_cli.names import SelectorName
 
 
 def score(
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     ratio: RatioOption = None,
-    selector: Annotated[SelectorName | None, typer.Option(help="How tokens are chosen.", rich_help_panel=WHAT)] = None,
+    selector: Annotated[
+        SelectorName | None,
+        typer.Option(
+            help="predictive: tokens that announce a result. learned: the choice of a trained scorer. even, random,"
+            " last: by position.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     format: FormatOption = "text",
 ) -> None:
-    """Choose which tokens of each chain the contemplation tokens shall imitate.
+    """Choose the tokens of each chain that the contemplation tokens will imitate.
 
     ccot score --ratio 0.05 --ratio 0.1
     ccot score --selector even
     """
     changes = {"score.selector": selector, "score.seed": seed, "model.device": device}
-    found, settings, overrides = resolve(workspace, changes)
+    workspace, settings, overrides = resolve(folder, changes)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.score import run
 
     progress = TerminalProgress()
     results = []
     for each in ratios:
-        result = run(found, settings, each, overrides=overrides, progress=progress)
+        result = run(workspace, settings, each, overrides=overrides, progress=progress)
         results.append(result)
         if format == "text":
-            kinds = ", ".join(f"{share:.0%} {kind}" for kind, share in result.kinds.items())
+            kinds = ", ".join(f"{fraction:.0%} {kind}" for kind, fraction in result.kinds.items())
             print_line(
                 f"r = {each:f}: {result.selector} keeps {result.mean_kept:.1f} of {result.mean_chain:.1f} chain tokens"
                 f" ({kinds}); {result.overlap_with_even:.0%} of them even spacing keeps too"
@@ -57,4 +64,4 @@ def score(
             print_line(f"example at r = {results[-1].ratio}:")
             for line in example.splitlines():
                 print_line(f"  {line}")
-    progress.say(f"next:  {found.command('train-phi', *(f'--ratio={each:f}' for each in ratios if ratio))}")
+    progress.say(f"next:  {workspace.command('train-phi', *(f'--ratio={each:f}' for each in ratios if ratio))}")

@@ -1,4 +1,4 @@
-"""Run the stages over a grid of settings."""
+"""`ccot sweep`: run the stages over a grid of settings."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from ccot_cli.names import Ends, MethodName, Schedule, SelectorName, Unfreeze
 
 
 def _one_of(names: Any, text: str) -> Any:
-    """An option that may be repeated, each time with one of these names; Typer knows no list of literals."""
+    """Make an option that may be repeated, each time with one of these names; Typer has no lists of literals."""
 
     def read(given: str) -> str:
         if given not in get_args(names):
@@ -36,9 +36,9 @@ def _one_of(names: Any, text: str) -> Any:
 
 
 def sweep(
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     ratio: RatioOption = None,
-    method: Annotated[list[str] | None, _one_of(MethodName, "What to train; ccot by default.")] = None,
+    method: Annotated[list[str] | None, _one_of(MethodName, "Methods to train. Default: ccot.")] = None,
     layer: Annotated[
         list[int] | None,
         typer.Option("--layer", min=1, metavar="L", help="Autoregressive layer l.", rich_help_panel=WHAT),
@@ -46,10 +46,12 @@ def sweep(
     selector: Annotated[list[str] | None, _one_of(SelectorName, "Which tokens to keep.")] = None,
     schedule: Annotated[list[str] | None, _one_of(Schedule, "How φ is trained.")] = None,
     unfreeze: Annotated[list[str] | None, _one_of(Unfreeze, "Layers of φ that learn with ψ.")] = None,
-    ends: Annotated[list[str] | None, _one_of(Ends, "Where rollouts end while ψ learns.")] = None,
+    ends: Annotated[list[str] | None, _one_of(Ends, "Length of the rollouts that ψ learns from.")] = None,
     epochs: Annotated[
         list[int] | None,
-        typer.Option("--epochs", min=1, metavar="N", help="Passes of ψ or a baseline.", rich_help_panel=WHAT),
+        typer.Option(
+            "--epochs", min=1, metavar="N", help="Passes over the data for ψ or a baseline.", rich_help_panel=WHAT
+        ),
     ] = None,
     seed: Annotated[
         list[int] | None,
@@ -60,29 +62,28 @@ def sweep(
         typer.Option(
             min=1,
             metavar="N",
-            help="Compare on test problems, once all choices are made; else on validation.",
+            help="Compare on N test problems, once all choices are made. Default: on validation problems.",
             rich_help_panel=WHAT,
         ),
     ] = None,
     device: DeviceOption = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", metavar="FILE", help="Draw exact match over what varies, .png or .svg.", rich_help_panel=WHERE
-        ),
+        typer.Option("--plot", metavar="FILE", help="Draw exact match into a .png or .svg.", rich_help_panel=WHERE),
     ] = None,
     format: TableFormatOption = "text",
 ) -> None:
-    """Train methods over a grid of settings and compare them; every choice may be repeated.
+    """Train methods over a grid of settings and compare them; repeat an option to vary it.
 
     ccot sweep --ratio 0.05 --ratio 0.1 --ratio 0.2
     ccot sweep --ratio 0.1 --layer 2 --layer 4 --layer 6 --plot layers.svg
     ccot sweep --ratio 0.1 --selector predictive --selector even --seed 0 --seed 1
     ccot sweep --ratio 0.1 --method ccot --method direct --seed 0 --seed 1 --test 1000
 
-    What is ready is used, and a stopped sweep goes on. Cells that are not the workspace's own settings lie beside them.
+    Finished results are used again, so a stopped sweep continues. Results that do not have the workspace's own
+    settings are kept beside its own, under other keys.
     """
-    found, settings, overrides = resolve(workspace, {"model.device": device})
+    workspace, settings, overrides = resolve(folder, {"model.device": device})
     ratios = between_zero_and_one(ratio, settings)
     grid: dict[str, Any] = {
         "layer": layer,
@@ -98,7 +99,7 @@ def sweep(
     from ccot_cli.stages.sweep import run
 
     rows = run(
-        found,
+        workspace,
         settings,
         ratios,
         {name: values for name, values in grid.items() if values},
@@ -107,25 +108,25 @@ def sweep(
         overrides=overrides,
         progress=TerminalProgress(),
     )
-    shown = [asdict(row) for row in rows]
+    json_rows = [asdict(row) for row in rows]
     if format == "json":
-        print_json({"rows": shown})
+        print_json({"rows": json_rows})
     else:
-        show_sweep(shown, format)
+        show_sweep(json_rows, format)
     if plot:
-        draw_sweep(shown, plot)
+        draw_sweep(json_rows, plot)
         print_note(f"drawn into {plot}")
 
 
 def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
-    """The table of what varies, and in the terminal a bar for each row."""
-    shown = [name for name in DIMENSIONS if name in ("method", "ratio") or name in varied(rows)]
+    """Print a table of the dimensions that vary; as text also a bar for each row."""
+    dimensions = [name for name in DIMENSIONS if name in ("method", "ratio") or name in varied(rows)]
     figures = [name for name in FIGURES if any(row[name] is not None for row in rows)]
-    head = [HEADS.get(name, name) for name in shown]
+    head = [HEADS.get(name, name) for name in dimensions]
     head += ["seeds", "exact match", "95 % interval", "steps", "tokens", *(HEADS[name] for name in figures)]
     cells = [
         (
-            *(inverse(row[name]) if name == "ratio" else str(row[name]) for name in shown),
+            *(inverse(row[name]) if name == "ratio" else str(row[name]) for name in dimensions),
             str(len(row["seeds"])),
             f"{row['accuracy']:.3f}",
             f"{row['low']:.3f} – {row['high']:.3f}",
@@ -135,7 +136,7 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
         )
         for row in rows
     ]
-    align = "".join(">" if name in NUMERIC else "<" for name in shown) + ">" * (5 + len(figures))
+    align = "".join(">" if name in NUMERIC else "<" for name in dimensions) + ">" * (5 + len(figures))
     caption = f"{rows[0]['split'].capitalize()}, n = {rows[0]['n']:,}"
     print_line(render(Table(caption, align, tuple(head), cells), style))
     if style == "text" and len(rows) > 1:
@@ -154,25 +155,25 @@ HEADS = {
 }
 FIGURES: dict[str, Callable[[float], str]] = {
     "seconds": lambda seconds: f"{1000 * seconds:.1f} ms",
-    "end_accuracy": lambda share: f"{share:.1%}",
+    "end_accuracy": lambda accuracy: f"{accuracy:.1%}",
     "rollout_error": lambda error: f"{error:.3f}",
-    "numbers_read": lambda share: f"{share:.3f}",
+    "numbers_read": lambda accuracy: f"{accuracy:.3f}",
 }
-"""How figures are shown that not every row has."""
+"""Formats of the figures that not every row has."""
 
 BAR_WIDTH = 40
 
 
 def bars(rows: list[dict[str, Any]]) -> list[str]:
-    """Exact match of every row as a bar, its interval as brackets, named by what varies."""
+    """Draw each row's exact match as a bar with its interval in brackets, named by the dimensions that vary."""
     prefixes, dimensions = {"ratio": "r", "layer": "l"}, varied(rows)
     names = [" ".join(f"{prefixes.get(name, '')}{row[name]}" for name in dimensions) for row in rows]
     longest = max(map(len, names))
     lines = []
     for name, row in zip(names, rows, strict=True):
-        drawn = ["█"] * round(row["accuracy"] * BAR_WIDTH)
-        drawn += [" "] * (BAR_WIDTH + 1 - len(drawn))
+        bar = ["█"] * round(row["accuracy"] * BAR_WIDTH)
+        bar += [" "] * (BAR_WIDTH + 1 - len(bar))
         for end, bracket in ((row["low"], "["), (row["high"], "]")):
-            drawn[min(BAR_WIDTH, round(end * BAR_WIDTH))] = bracket
-        lines.append(f"{name:<{longest}}  {''.join(drawn).rstrip()}  {row['accuracy']:.3f}")
+            bar[min(BAR_WIDTH, round(end * BAR_WIDTH))] = bracket
+        lines.append(f"{name:<{longest}}  {''.join(bar).rstrip()}  {row['accuracy']:.3f}")
     return lines

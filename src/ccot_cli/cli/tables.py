@@ -1,4 +1,4 @@
-"""The tables of an evaluation, as text, Markdown or LaTeX: the paper's Tables 2 and 1, and accuracy by steps."""
+"""The tables of an evaluation as text, Markdown or LaTeX: the paper's Tables 2 and 1, and accuracy by steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ Style = Literal["text", "markdown", "latex"]
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text."""
+    """A table whose cells are text."""
 
     caption: str
     align: str
-    """One character a column, `<` for left and `>` for right."""
+    """One character for each column: `<` for left, `>` for right."""
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 def tables_of(result: dict[str, Any]) -> list[Table]:
-    """What an `EvalResult` says, most wanted first."""
+    """Make the tables of an `EvalResult`, the most important first."""
     return [_accuracy(result), _by_steps(result), _traits(result)]
 
 
 def _accuracy(result: dict[str, Any]) -> Table:
     rows = result["rows"]
     chain = next((row["seconds_mean"] for row in rows if row["method"] == "cot"), None)
-    against = {(pair["method"], pair["ratio"]): pair["p"] for pair in result["pairs"] if pair["than"] == "direct"}
+    to_direct = {(pair["method"], pair["ratio"]): pair["p"] for pair in result["pairs"] if pair["than"] == "direct"}
     caption = (
         f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}, batches of {result['batch_size']},"
         f" {result['device']}"
@@ -41,7 +41,7 @@ def _accuracy(result: dict[str, Any]) -> Table:
             f"{row['contemplation_tokens_mean']:.1f}",
             f"{row['accuracy']:.3f}",
             f"{row['low']:.3f} – {row['high']:.3f}",
-            _chance(against.get((row["method"], row["ratio"]))),
+            _p_value(to_direct.get((row["method"], row["ratio"]))),
             f"{row['seconds_mean']:.4f}",
             f"{row['seconds_p95']:.4f}",
             "" if chain is None else f"{row['seconds_mean'] / chain:.2f}",
@@ -67,24 +67,24 @@ def _by_steps(result: dict[str, Any]) -> Table:
 
 
 def _traits(result: dict[str, Any]) -> Table:
-    cells = [(method, *each.values()) for method, each in result["traits"].items()]
+    cells = [(method, *traits.values()) for method, traits in result["traits"].items()]
     head = ("method", "contentful", "format", "inference")
     return Table("Tokens between query and answer", "<<<<", head, cells)
 
 
 def inverse(ratio: float) -> str:
-    """1/r as the paper writes it: ∞, 20x, 1x."""
+    """Write 1/r as the paper does: ∞, 20x, 1x."""
     return "∞" if ratio == 0 else f"{1 / ratio:.3g}x"
 
 
-def _chance(p: float | None) -> str:
+def _p_value(p: float | None) -> str:
     if p is None:
         return ""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def render(table: Table, style: Style) -> str:
-    """The table as text to print or paste."""
+    """Format a table in a style, to print or paste."""
     return {"text": _text, "markdown": _markdown, "latex": _latex}[style](table)
 
 
@@ -99,7 +99,7 @@ def _markdown(table: Table) -> str:
 
 
 def _latex(table: Table) -> str:
-    """A booktabs table."""
+    """Format with LaTeX's booktabs rules."""
     columns = "".join("r" if side == ">" else "l" for side in table.align)
     head, *rows = (" & ".join(map(_escaped, row)) + r" \\" for row in (table.head, *table.rows))
     body = "\n    ".join([r"\toprule", head + r" \midrule", *rows, r"\bottomrule"])

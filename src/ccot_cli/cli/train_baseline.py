@@ -1,4 +1,4 @@
-"""Train a method to compare with."""
+"""`ccot train-baseline`: train a method to compare with."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -24,51 +24,51 @@ def train_baseline(
     method: Annotated[
         BaselineName,
         typer.Argument(
-            help="direct: answer at once (r = 0). cot: write the chain (r = 1). pause: copies of a learned token before"
-            " the answer. filler: copies of a full stop. coconut: hidden states fed back, taught by a curriculum. icot:"
-            " the chain is taken away from its beginning, more with every epoch. short-cot: the chain cut to CCoT's"
-            " number of tokens. gold: from gold states, what a perfect φ would leave.",
+            help="direct: answer at once (r = 0). cot: write the chain (r = 1). pause: read copies of a learned token"
+            " first. filler: read full stops first. coconut: feed hidden states back, taught by a curriculum. icot:"
+            " unlearn the chain from its beginning, more with every epoch. short-cot: write a chain cut to CCoT's"
+            " number of tokens. gold: read gold states, as from a perfect φ.",
             rich_help_panel=WHAT,
         ),
     ],
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     ratio: RatioOption = None,
     epochs: EpochsOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     format: FormatOption = "text",
 ) -> None:
-    """Train a method to compare with, on the same base and data, for as many steps as ψ; eval then shows it too.
+    """Train a method to compare with, on the same model and data for as many steps as ψ; eval then shows it too.
 
     ccot train-baseline direct
     ccot train-baseline pause --ratio 0.1
     ccot train-baseline coconut --epochs 12
 
-    pause, filler, short-cot and gold come in ratios, as CCoT does. A curriculum
-    (coconut, icot) needs two epochs at least.
+    pause, filler, short-cot and gold are trained for a ratio, as CCoT is. coconut and icot
+    are taught by a curriculum, which needs at least two epochs.
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
-    found, settings, overrides = resolve(workspace, changes)
-    from ccot_cli.models.methods.loading import own_ratio
+    workspace, settings, overrides = resolve(folder, changes)
+    from ccot_cli.models.methods.loading import fixed_ratio
     from ccot_cli.stages.train_baseline import run
 
-    own = own_ratio(method)
-    ratios = between_zero_and_one(ratio, settings) if own is None else [own]
+    fixed = fixed_ratio(method)
+    ratios = between_zero_and_one(ratio, settings) if fixed is None else [fixed]
     progress = TerminalProgress()
-    if own is not None and any(each != own for each in ratio or ()):
-        progress.say(f"{method} does not come in ratios: --ratio is not read")
+    if fixed is not None and any(each != fixed for each in ratio or ()):
+        progress.say(f"{method} always has ratio {fixed:f}: --ratio is not read")
     results = []
     for each in ratios:
-        result = run(found, settings, method, each, overrides=overrides, progress=progress)
+        result = run(workspace, settings, method, each, overrides=overrides, progress=progress)
         results.append(result)
         if result.was_ready:
             progress.say("ready already; nothing to do")
         if format == "text":
             print_line(
-                f"{method}{f' at r = {each:f}' if own is None else ''}: validation accuracy"
+                f"{method}{f' at r = {each:f}' if fixed is None else ''}: validation accuracy"
                 f" {result.validation_accuracy:.3f} on {result.num_validation:,} problems after"
                 f" {result.num_steps:,} steps, {result.mean_tokens:.1f} tokens before the answer"
             )
     if format == "json":
         print_json([asdict(result) for result in results])
-    progress.say(f"next:  {found.command('eval')}")
+    progress.say(f"next:  {workspace.command('eval')}")

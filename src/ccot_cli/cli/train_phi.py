@@ -1,4 +1,4 @@
-"""Train the generator of contemplation tokens."""
+"""`ccot train-phi`: train φ, the generator of contemplation tokens."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -21,12 +21,12 @@ from ccot_cli.names import Schedule
 
 
 def train_phi(
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     ratio: RatioOption = None,
     schedule: Annotated[
         Schedule | None,
         typer.Option(
-            help="All layers together, in the end on own rollouts; or one after another, as in the paper.",
+            help="joint: all layers at once, at last on φ's own rollouts. layerwise: one by one, as in the paper.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -36,12 +36,14 @@ def train_phi(
     ] = None,
     taught_epochs: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Passes from gold inputs, before the rollouts.", rich_help_panel=HOW),
+        typer.Option(
+            min=0, metavar="N", help="Passes with gold inputs, before those on rollouts.", rich_help_panel=HOW
+        ),
     ] = None,
     epochs: EpochsOption = None,
     start: Annotated[
         str | None,
-        typer.Option(metavar="RATIO", help="Ratio, or another key, of a φ to go on from.", rich_help_panel=HOW),
+        typer.Option(metavar="RATIO", help="Ratio or key of a trained φ to start from.", rich_help_panel=HOW),
     ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
@@ -51,7 +53,7 @@ def train_phi(
 
     ccot train-phi --ratio 0.1
     ccot train-phi --ratio 0.05 --ratio 0.1 --layer 4
-    ccot train-phi --schedule layerwise         (the paper's; with 'ccot score --selector even')
+    ccot train-phi --schedule layerwise         (the paper's, after 'ccot score --selector even')
     ccot train-phi --ratio 0.2 --start 0.1 --taught-epochs 0 --epochs 3
     """
     changes = {
@@ -63,36 +65,37 @@ def train_phi(
         "train_phi.seed": seed,
         "model.device": device,
     }
-    found, settings, overrides = resolve(workspace, changes)
+    workspace, settings, overrides = resolve(folder, changes)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_phi import run
 
     progress = TerminalProgress()
     results = []
     for each in ratios:
-        results.append(run(found, settings, each, overrides=overrides, progress=progress))
+        results.append(run(workspace, settings, each, overrides=overrides, progress=progress))
         if results[-1].was_ready:
             progress.say("ready already; nothing to do")
         if format == "text":
             _show(asdict(results[-1]))
     if format == "json":
         print_json([asdict(result) for result in results])
-    progress.say(f"next:  {found.command('train-psi', *(f'--ratio={each:f}' for each in ratios if ratio))}")
+    progress.say(f"next:  {workspace.command('train-psi', *(f'--ratio={each:f}' for each in ratios if ratio))}")
 
 
 def _show(result: dict[str, Any]) -> None:
-    """What φ's rollouts are like on validation."""
+    """Print the errors of φ's rollouts on validation problems, and what a probe reads from them."""
     report = result["report"]
-    losses, read = report["losses"], list(zip(report["gold_read"], report["generated_read"], strict=True))
+    losses = report["losses"]
+    probed = list(zip(report["gold_read"], report["generated_read"], strict=True))
     print_line(
         f"r = {result['ratio']}: {result['schedule']}, {result['num_steps']:,} steps; φ's rollouts on validation"
         " (error: 0 is perfect, 1 no better than a mean)"
     )
     head = ("  state at", "error", "a probe reads the next number: gold", "generated")
     body = [
-        ("  l", f"{losses[0]:.3f}", *(f"{each:.3f}" for each in read[0])),
-        ("  L", f"{losses[-1]:.3f}", *(f"{each:.3f}" for each in read[1])),
+        ("  l", f"{losses[0]:.3f}", *(f"{accuracy:.3f}" for accuracy in probed[0])),
+        ("  L", f"{losses[-1]:.3f}", *(f"{accuracy:.3f}" for accuracy in probed[1])),
     ]
     print_table([head, *body], align="<>>>")
-    shown = [f"{error:.2f}" for error in report["position_errors"][:12]]
-    print_line(f"  error by token: {' '.join(shown)}{' …' if len(report['position_errors']) > len(shown) else ''}")
+    errors = [f"{error:.2f}" for error in report["position_errors"][:12]]
+    print_line(f"  error by token: {' '.join(errors)}{' …' if len(report['position_errors']) > len(errors) else ''}")

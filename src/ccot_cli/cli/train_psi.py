@@ -1,4 +1,4 @@
-"""Train the answer decoder and the stop classifier."""
+"""`ccot train-psi`: train ψ, the answer decoder, and END, the stop classifier."""
 
 from dataclasses import asdict
 
@@ -16,7 +16,7 @@ from ccot_cli.cli.options import (
 
 
 def train_psi(
-    workspace: WorkspaceOption = None,
+    folder: WorkspaceOption = None,
     ratio: RatioOption = None,
     epochs: EpochsOption = None,
     seed: SeedOption = None,
@@ -29,14 +29,14 @@ def train_psi(
     ccot train-psi --ratio 0.05 --ratio 0.1 --epochs 2
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
-    found, settings, overrides = resolve(workspace, changes)
+    workspace, settings, overrides = resolve(folder, changes)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_psi import run
 
     progress = TerminalProgress()
     results = []
     for each in ratios:
-        result = run(found, settings, each, overrides=overrides, progress=progress)
+        result = run(workspace, settings, each, overrides=overrides, progress=progress)
         results.append(result)
         if result.was_ready:
             progress.say("ready already; nothing to do")
@@ -53,4 +53,4 @@ def train_psi(
         print_line(f"  the last token tells what the answer begins with in {result.draft:.1%} of problems")
     if format == "json":
         print_json([asdict(result) for result in results])
-    progress.say(f"next:  {found.command('eval')}")
+    progress.say(f"next:  {workspace.command('eval')}")

@@ -1,6 +1,7 @@
-"""Read final answers out of text and grade them.
+"""Read final answers from text, and grade them.
 
-Everything here takes time linear in the text, whatever a model wrote: an answer is never evaluated.
+Everything here takes time linear in the text, whatever a model wrote. An answer is compared, never evaluated as an
+expression.
 """
 
 import re
@@ -9,48 +10,48 @@ from decimal import Decimal
 from ccot_cli.data.problems import ANSWER_LINE
 
 LEADING_NUMBER = re.compile(r"-?\$?[0-9.,]++(?=\s|$)")
-# A minus between digits subtracts and is no sign: the last number of "7-4" is 4.
+# A minus sign between digits is a subtraction: the last number of "7-4" is 4.
 ANY_NUMBER = re.compile(r"(?:(?<![0-9])-)?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 MOST_CHARACTERS = 100
-"""A longer number is compared as text."""
+"""Longest text that is read as a number; a longer one is compared as text."""
 
 
 def read_answer(text: str) -> str | None:
-    """What stands after the last `####` on its line, None where nothing does."""
+    """Return what follows the last `####` on its line; None if there is no `####`, or nothing follows it."""
     _, marker, rest = text.rpartition(ANSWER_LINE)
-    return read_behind_marker(rest) if marker else None
+    return read_after_marker(rest) if marker else None
 
 
-def read_behind_marker(text: str) -> str | None:
-    """The same, from what stands behind the marker; None where its line is empty."""
+def read_after_marker(text: str) -> str | None:
+    """Return the answer at the start of the text that follows a marker: the first line; None if that is empty."""
     return text.partition("\n")[0].strip() or None
 
 
 def has_whole_answer(text: str) -> bool:
-    """Whether something stands after a `####`, and its line has ended."""
+    """Tell whether an answer follows the first `####`, and its line has ended."""
     _, marker, rest = text.partition(ANSWER_LINE)
     line, newline, _ = rest.partition("\n")
     return bool(marker and line.strip() and newline)
 
 
 def read_last_number(text: str) -> str | None:
-    """The last number in the text, for models that do not write `####`; None where there is no number."""
+    """Return the last number in the text, for models that do not write `####`; None if there is none."""
     numbers = ANY_NUMBER.findall(text)
     return re.sub(r"[$,]", "", numbers[-1]) if numbers else None
 
 
 def is_correct(prediction: str, reference: str) -> bool:
-    """Whether two answers are the same number, or the same text but for case and white space.
+    """Tell whether two answers are the same number, or the same text up to case and white space.
 
-    Dollar signs, commas, a final full stop and trailing zeros do not change a number. Where the reference is one, words
-    after the predicted one do not count, as to GSM8K's official reader.
+    Dollar signs, commas, a final full stop and trailing zeros do not change a number. If the reference is a number,
+    words after the predicted number are ignored, as GSM8K's own answer extraction does.
     """
-    wanted = _number(reference)
-    if wanted is None:
+    expected = _number(reference)
+    if expected is None:
         return _plain(prediction) == _plain(reference)
     leading = LEADING_NUMBER.match(prediction.strip())
-    return _number(leading[0] if leading else prediction) == wanted
+    return _number(leading[0] if leading else prediction) == expected
 
 
 def _number(text: str) -> Decimal | None:

@@ -1,4 +1,4 @@
-"""Cut a data set into batches of like length."""
+"""Group the items of a data set into batches of similar length, to save padding."""
 
 import random
 from collections.abc import Sequence
@@ -7,28 +7,35 @@ POOL_BATCHES = 16
 
 
 def bucketed(lengths: Sequence[int], *, batch_size: int, shuffler: random.Random) -> list[list[int]]:
-    """Shuffled batches of item numbers, with little padding inside each.
+    """Return shuffled batches of item numbers, with little padding inside each.
 
-    Items are shuffled, sorted by length within pools of 16 batches, cut, and the batches shuffled again. Every item
-    comes once.
+    The items are shuffled, sorted by length within pools of 16 batches and cut into batches; the batches are then
+    shuffled. Every item appears once.
+
+    Args:
+        lengths: Length of every item, in tokens.
+        shuffler: Source of randomness.
     """
     order = list(range(len(lengths)))
     shuffler.shuffle(order)
     pool = POOL_BATCHES * batch_size
     batches: list[list[int]] = []
     for start in range(0, len(order), pool):
-        alike = sorted(order[start : start + pool], key=lambda number: lengths[number])
-        batches += [alike[at : at + batch_size] for at in range(0, len(alike), batch_size)]
+        pooled = sorted(order[start : start + pool], key=lambda number: lengths[number])
+        batches += [pooled[first : first + batch_size] for first in range(0, len(pooled), batch_size)]
     shuffler.shuffle(batches)
     return batches
 
 
 def plan_batches(lengths: Sequence[int], *, batch_tokens: int) -> list[list[int]]:
-    """Group problems of like length: a padded batch holds `batch_tokens` tokens at most, or one problem."""
+    """Return batches of item numbers, longest items first.
+
+    A batch holds at most `batch_tokens` tokens, padding included, or a single item that is longer.
+    """
     order = sorted(range(len(lengths)), key=lambda number: (-lengths[number], number))
     batches: list[list[int]] = []
     for number in order:
-        # The first of a batch is its longest.
+        # A batch's first item is its longest, so every item takes that many tokens.
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
             batches[-1].append(number)
         else:

@@ -1,4 +1,4 @@
-"""Problems with their reasoning chains, and where they come from."""
+"""Problems with their reasoning chains, loaded from the embedded generator, a file or a hub data set."""
 
 import hashlib
 import re
@@ -8,7 +8,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from ccot_cli.config import DataConfig
-from ccot_cli.data.rows import Row, names_file, read_rows
+from ccot_cli.data.rows import DataRow, names_file, read_rows
 from ccot_cli.data.word_problems import MAX_STEPS, MIN_STEPS, Split, generate
 from ccot_cli.errors import UsageError
 from ccot_cli.names import EMBEDDED
@@ -17,9 +17,9 @@ ANSWER_LINE = "####"
 ANNOTATION = re.compile(r"<<[^<>]*>>")
 
 NUM_TRAIN, NUM_TEST = 4000, 1000
-"""Problems taken from the embedded generator, which has no end, where no limit is set."""
+"""Problems to take from the embedded generator if no limit is set; it would never end."""
 BAD_ROW_PERCENT = 1
-"""Rows without a problem that training passes over; more of them point to wrong columns or a damaged file."""
+"""Most rows without a problem that training skips; more of them point to wrong columns or a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,30 @@ class Problem:
 
     @property
     def num_steps(self) -> int:
-        """Sentences of the chain that stand on a line of their own."""
+        """Number of lines of the chain that are not empty; each is one reasoning step."""
         return sum(1 for line in self.chain.split("\n") if line.strip())
 
 
 @dataclass(frozen=True)
 class Training:
-    """Problems to learn from, and others kept aside; no question stands in both."""
+    """Problems to learn from, and others held out for validation; no question is in both."""
 
     train: list[Problem]
     validation: list[Problem]
     notes: list[str]
-    """A line about each kind of row that was left out."""
+    """One line for each kind of row that was left out."""
 
 
 def load_training(config: DataConfig) -> Training:
     """Load the training and validation problems.
 
-    Of a file or hub data set, the first row with a question counts. The validation problems are those with the lowest
-    hash of seed and question: `validation_limit` of them, but at most a tenth. So a new row moves at most the few
-    others that it displaces. `limit` takes the first of what is left, in the source's order.
+    If rows of a file or hub data set repeat a question, only the first of them is used. The validation problems are
+    those with the lowest hash of seed and question: `validation_limit` of them, but at most a tenth. A hash keeps the
+    choice nearly the same when rows are added. `limit` takes the first of the other problems, in the source's order.
 
     Raises:
-        UsageError: where the source is missing or unfit, or more than 1 % of its rows hold no problem.
-        ResourceError: where the hub is out of reach.
+        UsageError: if the source is missing or unusable, or more than 1 % of its rows hold no problem.
+        ResourceError: if the hub cannot be reached.
     """
     if config.source == EMBEDDED:
         train = _generate("train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
@@ -65,19 +65,19 @@ def load_training(config: DataConfig) -> Training:
     problems, bad = _read(config, config.source, config.split)
     if 100 * len(bad) > BAD_ROW_PERCENT * (len(problems) + len(bad)):
         raise _unfit(config.source, problems, bad)
-    once = _drop_repeated(problems)
-    distinct = _of_steps(once, config.steps, config.source)
-    if len(distinct) < 2:
+    distinct = _drop_repeated(problems)
+    usable = _of_steps(distinct, config.steps, config.source)
+    if len(usable) < 2:
         raise UsageError(
-            f"{config.source} holds one question only",
-            fix="give two at least: one to learn from, one for validation",
+            f"{config.source} holds only one question",
+            fix="give at least two: one to learn from, one for validation",
         )
-    train, validation = _hold_out(distinct, config)
+    train, validation = _hold_out(usable, config)
     notes = [f"rows left out: {len(bad):,} without a problem ({_first_three(bad)})"] if bad else []
-    if repeated := len(problems) - len(once):
+    if repeated := len(problems) - len(distinct):
         notes.append(f"rows left out: {repeated:,} that repeat an earlier question")
-    if others := len(once) - len(distinct):
-        notes.append(f"rows left out: {others:,} of other numbers of steps")
+    if others := len(distinct) - len(usable):
+        notes.append(f"rows left out: {others:,} with other numbers of steps")
     if config.limit is not None and len(train) > config.limit:
         notes.append(f"rows left out: {len(train) - config.limit:,} beyond data.limit, {config.limit:,} (--limit)")
     return Training(train[: config.limit], validation, notes)
@@ -86,16 +86,18 @@ def load_training(config: DataConfig) -> Training:
 def load_test(
     config: DataConfig, *, limit: int | None, seed: int, steps: tuple[int, int] | None = None
 ) -> list[Problem]:
-    """Load the first `limit` test problems, in the source's order; `seed` is the embedded generator's.
+    """Load the first `limit` test problems, in the source's order.
+
+    No bad row is skipped, because accuracies over different problems cannot be compared.
 
     Args:
+        limit: Most problems; None takes all of a source, and 1000 of the embedded generator.
+        seed: Seed of the embedded generator.
         steps: Fewest and most reasoning steps; those of the configuration by default.
 
-    No row is passed over: a figure over fewer problems would be another figure.
-
     Raises:
-        UsageError: where no test problems are named, or the source is missing, or any row holds no problem.
-        ResourceError: where the hub is out of reach.
+        UsageError: if no test problems are named, the source is missing, or any row holds no problem.
+        ResourceError: if the hub cannot be reached.
     """
     source = config.test_source or config.source
     if source == EMBEDDED:
@@ -112,26 +114,30 @@ def load_test(
 
 
 def _of_steps(problems: list[Problem], steps: tuple[int, int] | None, source: str) -> list[Problem]:
-    """The problems whose number of reasoning steps is in a range."""
+    """Return the problems whose number of reasoning steps is in a range.
+
+    Raises:
+        UsageError: if there is none.
+    """
     if steps is None:
         return problems
     chosen = [problem for problem in problems if steps[0] <= problem.num_steps <= steps[1]]
     if not chosen:
-        raise UsageError(f"{source} holds no problem of {steps[0]} to {steps[1]} steps", fix="a wider range of steps")
+        raise UsageError(f"{source} holds no problem of {steps[0]} to {steps[1]} steps", fix="widen the range of steps")
     return chosen
 
 
 def _generate(split: Split, count: int, *, seed: int, steps: tuple[int, int] | None) -> list[Problem]:
     fewest, most = steps or (MIN_STEPS, MAX_STEPS)
-    made = generate(split, seed=seed, min_steps=fewest, max_steps=most)
+    stream = generate(split, seed=seed, min_steps=fewest, max_steps=most)
     return [
         Problem(f"{split}-{seed}-{index}", each.question, *split_solution(each.solution))
-        for index, each in enumerate(islice(made, count))
+        for index, each in enumerate(islice(stream, count))
     ]
 
 
 def _drop_repeated(problems: list[Problem]) -> list[Problem]:
-    """The first problem of each question, in order."""
+    """Return the first problem of each question, in order."""
     first: dict[str, Problem] = {}
     for problem in problems:
         first.setdefault(problem.question, problem)
@@ -139,19 +145,19 @@ def _drop_repeated(problems: list[Problem]) -> list[Problem]:
 
 
 def _hold_out(problems: list[Problem], config: DataConfig) -> tuple[list[Problem], list[Problem]]:
-    """Split problems with different questions into training and validation; both keep their order."""
+    """Split problems with different questions into training and validation problems; both keep their order."""
     count = min(config.validation_limit, max(1, len(problems) // 10))
 
-    def draw(question: str) -> bytes:
+    def seeded_hash(question: str) -> bytes:
         return hashlib.sha256(f"{config.seed}/{question}".encode()).digest()
 
-    held = set(nsmallest(count, (problem.question for problem in problems), key=draw))
-    train = [problem for problem in problems if problem.question not in held]
-    return train, [problem for problem in problems if problem.question in held]
+    held_out = set(nsmallest(count, (problem.question for problem in problems), key=seeded_hash))
+    train = [problem for problem in problems if problem.question not in held_out]
+    return train, [problem for problem in problems if problem.question in held_out]
 
 
 def _read(config: DataConfig, source: str, split: str) -> tuple[list[Problem], list[str]]:
-    """The problems of a file or hub data set, and the number and the reason of each row that holds none."""
+    """Return the problems of a file or hub data set, and a line for each row that holds none: its number and why."""
     rows = read_rows(source, subset=config.subset, split=split)
     if not rows:
         raise UsageError(f"{source} holds no problems", fix="give a file or a split that has rows")
@@ -166,23 +172,23 @@ def _read(config: DataConfig, source: str, split: str) -> tuple[list[Problem], l
     return problems, bad
 
 
-def _check_columns(config: DataConfig, source: str, rows: list[tuple[int, Row]]) -> None:
+def _check_columns(config: DataConfig, source: str, rows: list[tuple[int, DataRow]]) -> None:
     columns = dict.fromkeys(column for _, row in rows if isinstance(row, dict) for column in row)
     solution = [config.solution_column] if config.chain_column is None else [config.chain_column, config.answer_column]
-    for wanted in [config.question_column, *solution]:
-        if columns and wanted not in columns:
+    for needed in [config.question_column, *solution]:
+        if columns and needed not in columns:
             raise UsageError(
-                f"{source} has no column {wanted!r}; it has {', '.join(columns)}",
+                f"{source} has no column {needed!r}; it has {', '.join(columns)}",
                 fix="name its columns: data.question_column with data.solution_column,"
                 " or with data.chain_column and data.answer_column",
             )
 
 
-def _parse(config: DataConfig, number: int, row: Row) -> Problem:
-    """Read one row.
+def _parse(config: DataConfig, number: int, row: DataRow) -> Problem:
+    """Read the problem of one row.
 
     Raises:
-        ValueError: saying why the row holds no problem.
+        ValueError: if the row holds no problem; it says why.
     """
     if isinstance(row, ValueError):
         raise row
@@ -227,15 +233,15 @@ def strip_annotations(text: str) -> str:
 
 
 def split_solution(solution: str) -> tuple[str, str]:
-    """Split a GSM8K solution into its chain and its answer.
+    """Split a GSM8K solution into its chain, without annotations, and its answer.
 
     Raises:
-        ValueError: where there is no `#### answer` line, or no chain before it.
+        ValueError: if there is no `#### answer` line, or no chain before it.
     """
     chain, marker, answer = solution.rpartition(ANSWER_LINE)
     if not marker:
         raise ValueError(f"it has no '{ANSWER_LINE}' line")
     chain, answer = strip_annotations(chain).strip(), answer.strip()
     if not chain or not answer:
-        raise ValueError(f"nothing stands {'before' if not chain else 'after'} '{ANSWER_LINE}'")
+        raise ValueError(f"there is nothing {'before' if not chain else 'after'} '{ANSWER_LINE}'")
     return chain, answer

@@ -2,7 +2,7 @@
 
     [ query ][ chain ][ <ANS> ][ answer, end of sequence ]
 
-Each segment is tokenized by itself, so that a query has the same ids whatever follows it.
+Each segment is tokenized separately, so that a query has the same ids whatever follows it.
 """
 
 from collections.abc import Sequence
@@ -28,20 +28,24 @@ class EncodedProblem:
 
 @dataclass(frozen=True)
 class Template:
-    """How text becomes segments."""
+    """The text around the question, and the text that starts the answer."""
 
     prompt: str = "{question}\n"
     answer_marker: str = "\n####"
 
     def __post_init__(self) -> None:
         if self.prompt.count(QUESTION_FIELD) != 1:
-            raise ValueError(f"a prompt must hold {QUESTION_FIELD} once, this one does not: {self.prompt!r}")
+            raise ValueError(f"a prompt must hold {QUESTION_FIELD} once, but this one does not: {self.prompt!r}")
         if not self.answer_marker:
-            raise ValueError("the answer marker is empty, so nothing would tell the answer from the chain")
+            raise ValueError("the answer marker is empty, so nothing would separate the answer from the chain")
 
 
 class Encoder:
-    """A tokenizer and a template, as one function from text to ids."""
+    """Turns problems into token ids, with a tokenizer and a template.
+
+    Raises:
+        ValueError: if the tokenizer has no end-of-sequence token.
+    """
 
     def __init__(self, tokenizer: Any, template: Template) -> None:
         if tokenizer.eos_token_id is None:
@@ -49,10 +53,10 @@ class Encoder:
         self.tokenizer = tokenizer
         self.template = template
         self.answer_marker = self._ids([template.answer_marker])[0]
-        """The ids of <ANS>: O_marker tokens, never empty."""
-        # The template is ours and may hold chat markup as control tokens; the question may not.
-        around = (tokenizer(text, add_special_tokens=False).input_ids for text in template.prompt.split(QUESTION_FIELD))
-        self._before, self._after = around
+        """Token ids of <ANS>, never empty."""
+        # Chat markup in the template becomes control tokens; chat markup in a question must not (see `_ids`).
+        parts = (tokenizer(text, add_special_tokens=False).input_ids for text in template.prompt.split(QUESTION_FIELD))
+        self._before, self._after = parts
         start = tokenizer.bos_token_id
         if start is not None and self._before[:1] != [start]:
             self._before = [start, *self._before]
@@ -60,21 +64,23 @@ class Encoder:
     def _ids(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
-        # Chat markup in a question is plain text, never a control token.
+        # split_special_tokens: chat markup in a question is plain text, never a control token.
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True).input_ids
         return ids
 
     def query(self, question: str) -> list[int]:
+        """Return the token ids of a question in its prompt."""
         return self._queries([question])[0]
 
     def _queries(self, questions: list[str]) -> list[list[int]]:
         return [[*self._before, *ids, *self._after] for ids in self._ids(questions)]
 
     def problem(self, problem: Problem) -> EncodedProblem:
+        """Return the token ids of one problem."""
         return self.problems([problem])[0]
 
     def problems(self, problems: Sequence[Problem]) -> list[EncodedProblem]:
-        """The same for many, much faster than one by one."""
+        """Return the token ids of many problems, much faster than one by one."""
         queries = self._queries([each.question for each in problems])
         chains = self._ids([each.chain for each in problems])
         answers = self._ids([f" {each.answer}" for each in problems])
@@ -85,11 +91,11 @@ class Encoder:
 
     @cached_property
     def line_breaks(self) -> set[int]:
-        """Tokens with a line break in them."""
+        """Ids of the tokens that hold a line break."""
         return {token for token in range(len(self.tokenizer)) if "\n" in self.tokenizer.decode([token])}
 
     def lines(self, chain: list[int]) -> list[int]:
-        """The line of every chain token, one reasoning step each; line breaks belong to the line that they end."""
+        """Return the line number of every chain token, from 0. A line break belongs to the line that it ends."""
         lines, line, has_ended = [], 0, False
         for token in chain:
             is_break = token in self.line_breaks
@@ -99,8 +105,8 @@ class Encoder:
         return lines
 
     def decode(self, ids: list[int]) -> str:
-        """The text of generated ids, up to the end of sequence."""
+        """Return the text of generated ids, up to the end of sequence."""
         end = self.tokenizer.eos_token_id
-        kept = ids[: ids.index(end)] if end in ids else ids
-        text: str = self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        shown = ids[: ids.index(end)] if end in ids else ids
+        text: str = self.tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -8,41 +8,43 @@ from typing import Any
 
 from ccot_cli.errors import ResourceError, UsageError
 
-Row = dict[str, Any] | ValueError
-"""Cells by column, or why the row could not be read. A ValueError is a value here, because one bad row ends nothing."""
+DataRow = dict[str, Any] | ValueError
+"""Cells by column, or the error that says why the row cannot be read: one bad row does not end the reading."""
 
 
 def names_file(source: str) -> bool:
-    """Whether a source is a file by its name, rather than a hub data set or a folder."""
+    """Tell by its name whether a source is a file, rather than a hub data set or a folder."""
     return Path(source).suffix.lower() in _READERS
 
 
-def read_rows(source: str, *, subset: str | None, split: str) -> list[tuple[int, Row]]:
-    """All rows of a source with their numbers from 1; a JSONL row's number is its line.
+def read_rows(source: str, *, subset: str | None, split: str) -> list[tuple[int, DataRow]]:
+    """Return all rows of a source with their numbers from 1; a JSONL row's number is that of its line.
 
     Args:
-        source: A file, a folder or a hub name; subset and split are those of a folder or a hub data set.
+        source: A file, a folder or the name of a hub data set.
+        subset: Configuration of a folder or a hub data set; a file has none.
+        split: Split of a folder or a hub data set; a file has none.
 
     Raises:
-        UsageError: where there is no such source, or it cannot be read as a whole.
-        ResourceError: where the hub is out of reach.
+        UsageError: if there is no such source, or it cannot be read.
+        ResourceError: if the hub cannot be reached.
     """
     path = Path(source).expanduser()
     if names_file(source):
         return _read_file(source, path)
     if path.is_file():
-        raise UsageError(f"{source} is of no kind that can be read", fix=f"give a file named {', '.join(_READERS)}")
+        raise UsageError(f"{source} is no kind of file that can be read", fix=f"give one named {', '.join(_READERS)}")
     if source.startswith(("/", ".", "~")) and not path.exists():
         raise _no_such_file(source)
     return list(enumerate(_load_from_hub(source, subset, split), start=1))
 
 
-def _read_file(source: str, path: Path) -> list[tuple[int, Row]]:
+def _read_file(source: str, path: Path) -> list[tuple[int, DataRow]]:
     try:
         return list(_READERS[path.suffix.lower()](path))
     except FileNotFoundError:
         raise _no_such_file(source) from None
-    except (OSError, ValueError, csv.Error) as error:  # pyarrow's complaints are ValueErrors
+    except (OSError, ValueError, csv.Error) as error:  # pyarrow raises ValueErrors
         raise UsageError(f"{source} cannot be read: {_one_line(error)}", fix="repair the file") from error
 
 
@@ -51,15 +53,15 @@ def _no_such_file(source: str) -> UsageError:
     return UsageError(f"there is no file {source}", fix=fix)
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
-    # surrogateescape: a broken byte spoils its row, not the file.
+def _read_jsonl(path: Path) -> Iterator[tuple[int, DataRow]]:
+    # With surrogateescape, a byte that is not UTF-8 makes its row unusable, but not the file.
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield number, _parse_json(line)
 
 
-def _parse_json(line: str) -> Row:
+def _parse_json(line: str) -> DataRow:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -67,21 +69,21 @@ def _parse_json(line: str) -> Row:
     return row if isinstance(row, dict) else ValueError("it is JSON, but not an object with columns")
 
 
-def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_csv(path: Path) -> Iterator[tuple[int, DataRow]]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines), start=1):
-            # DictReader keeps surplus cells under the key None: the sign of a comma that was not quoted.
+            # DictReader keeps surplus cells under the key None. They mean that a comma was not quoted.
             yield number, ValueError("it has more cells than the header") if None in row else dict(row)
 
 
-def _read_parquet(path: Path) -> Iterable[tuple[int, Row]]:
+def _read_parquet(path: Path) -> Iterable[tuple[int, DataRow]]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
         return enumerate(file.read().to_pylist(), start=1)
 
 
-_READERS: dict[str, Callable[[Path], Iterable[tuple[int, Row]]]] = {
+_READERS: dict[str, Callable[[Path], Iterable[tuple[int, DataRow]]]] = {
     ".jsonl": _read_jsonl,
     ".json-lines": _read_jsonl,
     ".csv": _read_csv,
@@ -89,11 +91,11 @@ _READERS: dict[str, Callable[[Path], Iterable[tuple[int, Row]]]] = {
 }
 
 
-def _load_from_hub(source: str, subset: str | None, split: str) -> list[Row]:
+def _load_from_hub(source: str, subset: str | None, split: str) -> list[DataRow]:
     import datasets
 
     try:
-        rows: list[Row] = datasets.load_dataset(source, subset, split=split).to_list()
+        rows: list[DataRow] = datasets.load_dataset(source, subset, split=split).to_list()
     except (FileNotFoundError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise UsageError(
             f"cannot load the data set {source!r}: {_one_line(error)}",
@@ -102,12 +104,12 @@ def _load_from_hub(source: str, subset: str | None, split: str) -> list[Row]:
     except OSError as error:
         raise ResourceError(
             f"cannot fetch the data set {source!r}: {_one_line(error)}",
-            fix="run the same command once with a network: it is cached, and HF_HUB_OFFLINE=1 works from then on",
+            fix="run the same command once with a network: the data is cached, then HF_HUB_OFFLINE=1 works",
         ) from error
     return rows
 
 
 def _one_line(error: Exception) -> str:
-    """What an error says, without the line breaks and the essays of some libraries."""
+    """Return an error's message on one line of at most 200 characters; some libraries' messages fill a page."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"{text[:199]}…"

@@ -1,13 +1,13 @@
-"""Hidden states of many problems on disk: safetensors shards that hold whole problems.
+"""Store the hidden states of many problems in safetensors shards. A problem is never split across shards.
 
-A shard's tensors:
-    states      rows, I, D   gold states, the problems' rows one after another
-    token_ids   rows         the token each row stands for
-    positions   rows         its position in the solution
-    numbers     problems     which problem of problems.jsonl
-    offsets     problems + 1 where each problem's rows begin and end
+A shard's tensors (R rows, P problems):
+    states      R, I, D   gold states, the problems' rows one after another
+    token_ids   R         the token of each row
+    positions   R         the position of that token in query and chain together
+    numbers     P         the number of each problem in problems.jsonl, from 0
+    offsets     P + 1     the row at which each problem starts, and the end of the last one
 
-Dimensions: J rows of a problem, I hidden-state indices, D width.
+Dimensions: R rows of a shard, J rows of a problem, I hidden-state indices, D width.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,41 +29,43 @@ from ccot_cli.files import commit
 
 @dataclass(frozen=True)
 class Record:
-    """One problem's rows."""
+    """One problem's rows: its last query token and chain tokens, with their hidden states."""
 
     number: int
+    """Of the problem in problems.jsonl."""
     states_JID: Tensor
     token_ids_J: Tensor
     positions_J: Tensor
+    """Of the tokens in query and chain together."""
 
-    def rows(self, kept: list[int]) -> "Record":
-        """Only these rows, in this order."""
-        return Record(self.number, self.states_JID[kept], self.token_ids_J[kept], self.positions_J[kept])
+    def select(self, rows: list[int]) -> "Record":
+        """Return a record of these rows alone, in this order."""
+        return Record(self.number, self.states_JID[rows], self.token_ids_J[rows], self.positions_J[rows])
 
 
 @dataclass
 class ShardWriter:
-    """Collects records and writes a shard before they exceed `max_bytes`, while its caller goes on.
+    """Collects records, and writes them to shards of at most `max_bytes` in a thread.
 
-    `on_written` is called with each shard's path, beside its caller too.
+    A context manager: on leaving, the last records are written, or dropped after an exception.
 
-    A context: on leaving, the last records are written, or forgotten where an exception leads out. One shard is written
-    at a time, from one of two places in memory that are used in turn, as memory that is asked for anew is slow to come:
-    two shards' worth of states are held at most.
+    One shard is written while the next one is filled. The two buffers are used in turn, because allocating memory is
+    slow. So at most two shards are held in memory.
     """
 
     folder: Path
     max_bytes: int
     on_written: Callable[[Path], None] = lambda path: None
-    _filled: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Rows for the states that come next, the first of which are taken."""
+    """Called with each shard's path after it was written, in the writing thread."""
+    _filling: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Buffer of the next shard's states; its first `_num_rows` rows are filled."""
     _spare: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Those that are being written, or can be filled again."""
+    """Buffer of the states that are being written, or were written."""
     _num_rows: int = 0
     _pending: list[Record] = field(default_factory=list)
-    """The records of the rows that are taken."""
+    """The records whose states are in `_filling`."""
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
-    _under_way: Future[None] | None = None
+    _writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -77,33 +79,33 @@ class ShardWriter:
                 self._wait()
 
     def add(self, record: Record) -> None:
-        """Take a copy of a record's states."""
+        """Add a record; its states are copied, so that the caller may reuse their memory."""
         num_new = len(record.states_JID)
-        if self._num_rows + num_new > len(self._filled):
+        if self._num_rows + num_new > len(self._filling):
             self._flush()
             self._make_room(record.states_JID)
-        states_JID = self._filled[self._num_rows : self._num_rows + num_new]
+        states_JID = self._filling[self._num_rows : self._num_rows + num_new]
         states_JID.copy_(record.states_JID)
         self._num_rows += num_new
         self._pending.append(replace(record, states_JID=states_JID))
 
     def _make_room(self, states_JID: Tensor) -> None:
-        """For a shard of records like this one, or for it alone where it is larger."""
+        """Make the buffer hold a shard of such states, or these states alone if they are larger than a shard."""
         num_rows = max(len(states_JID), self.max_bytes // states_JID[0].nbytes)
-        if len(self._filled) != num_rows:
-            self._filled = states_JID.new_empty(num_rows, *states_JID.shape[1:])
+        if len(self._filling) != num_rows:
+            self._filling = states_JID.new_empty(num_rows, *states_JID.shape[1:])
 
     def _wait(self) -> None:
-        """For the shard that is being written; what went wrong there is raised here."""
-        if self._under_way is not None:
-            self._under_way.result()
+        """Wait for the shard that is being written, and raise the error that its thread met."""
+        if self._writing is not None:
+            self._writing.result()
 
     def _flush(self) -> None:
-        """Have what is pending written, if anything is."""
+        """Start to write the pending records, if there are any, and swap the buffers."""
         self._wait()
         if self._pending:
-            self._under_way = self._thread.submit(self._write, self._pending, self._filled[: self._num_rows])
-            self._filled, self._spare = self._spare, self._filled
+            self._writing = self._thread.submit(self._write, self._pending, self._filling[: self._num_rows])
+            self._filling, self._spare = self._spare, self._filling
         self._pending, self._num_rows = [], 0
 
     def _write(self, records: list[Record], states_RID: Tensor) -> None:
@@ -121,53 +123,62 @@ class ShardWriter:
         self.on_written(path)
 
     def _free_path(self) -> Path:
-        """The first number that is free: a shard that was lost is made again in its own place."""
+        """Return the first path that is free, so that a lost shard is written again under its own name."""
         return next(
             path for number in count() if not (path := self.folder / f"shard-{number:05d}.safetensors").exists()
         )
 
 
 def shard_paths(folder: Path) -> list[Path]:
+    """Return the paths of a folder's shards, in order."""
     return sorted(folder.glob("shard-*.safetensors"))
 
 
-def shards_of_other_width(folder: Path, num_indices: int) -> list[Path]:
-    """Those that hold another number of hidden-state indices."""
-    found = []
+def mismatched_shards(folder: Path, num_indices: int) -> list[Path]:
+    """Return the shards that do not hold this number of hidden-state indices.
+
+    Raises:
+        CorruptError: if a shard is damaged.
+    """
+    mismatched = []
     for path in shard_paths(folder):
-        with _opened(path) as shard:
+        with _open_shard(path) as shard:
             if shard.get_slice("states").get_shape()[1] != num_indices:
-                found.append(path)
-    return found
+                mismatched.append(path)
+    return mismatched
 
 
 def stored_numbers(folder: Path) -> set[int]:
-    """The problems that finished shards hold already."""
+    """Return the numbers of the problems that finished shards hold.
+
+    Raises:
+        CorruptError: if a shard is damaged.
+    """
     numbers: set[int] = set()
     for path in shard_paths(folder):
-        with _opened(path) as shard:
+        with _open_shard(path) as shard:
             numbers.update(shard.get_tensor("numbers").tolist())
     return numbers
 
 
 def read_records(folder: Path) -> Iterator[Record]:
-    """Yield every record, in the order in which they were written.
+    """Yield every record, in the order of the shards.
 
     Raises:
-        CorruptError: for a shard that is damaged.
+        CorruptError: if a shard is damaged.
     """
     for path in shard_paths(folder):
-        with _opened(path) as shard:
+        with _open_shard(path) as shard:
             token_ids, positions = shard.get_tensor("token_ids"), shard.get_tensor("positions")
             offsets = shard.get_tensor("offsets").tolist()
             states = shard.get_slice("states")
-            for place, number in enumerate(shard.get_tensor("numbers").tolist()):
-                start, end = offsets[place], offsets[place + 1]
+            for index, number in enumerate(shard.get_tensor("numbers").tolist()):
+                start, end = offsets[index], offsets[index + 1]
                 yield Record(number, states[start:end], token_ids[start:end], positions[start:end])
 
 
-def _opened(path: Path) -> safe_open:
+def _open_shard(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise CorruptError(f"{path} is damaged: {error}", fix="delete its folder and run its stage again") from error
+        raise CorruptError(f"{path} is damaged: {error}", fix="remove its folder and run its stage again") from error

@@ -1,7 +1,7 @@
-"""Train the embedded default's tokenizer: whole words, whole numbers, bytes for all the rest.
+"""Train the embedded model's tokenizer: whole words, whole numbers, and bytes for everything else.
 
-Byte-level BPE with GPT-2's alphabet, so any text round-trips. Every integer from 0 to 999 is one token, alone and
-after a space.
+It is a byte-level BPE with GPT-2's alphabet, so any text round-trips. Every integer from 0 to 999 is one token, alone
+and after a space.
 """
 
 import json
@@ -11,17 +11,18 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-# A number takes the space before it, as a word does, but stands apart from letters and signs.
+# A number includes the space before it, as a word does, but is separated from letters and signs.
 PIECES = r" ?\d{1,3}| ?[A-Za-z]+| ?[^\sA-Za-z\d]+|\s"
 SPACE = "Ġ"
+"""How GPT-2's byte alphabet writes a space."""
 
 
 def train_tokenizer(texts: Iterable[str], *, num_words: int = 1200) -> PreTrainedTokenizerFast:
-    """Learn the words of `texts`; numbers and bytes are there whatever the texts hold.
+    """Learn the words of `texts`; numbers and bytes are tokens whatever the texts hold.
 
     Args:
         texts: The training corpus.
-        num_words: Most entries that BPE may have before the numbers are added.
+        num_words: Most entries of the vocabulary before the numbers are added.
     """
     splitter = pre_tokenizers.Sequence(
         [
@@ -44,7 +45,7 @@ def train_tokenizer(texts: Iterable[str], *, num_words: int = 1200) -> PreTraine
         for piece in (str(number), f"{SPACE}{number}"):
             vocabulary.setdefault(piece, len(vocabulary))
     merges = [(left, right) for left, right in learnt["merges"]]
-    # ignore_merges: a piece that is in the vocabulary is one token, so numbers need no merges of their own.
+    # With ignore_merges, a piece that is in the vocabulary is one token, so numbers need no merges.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()

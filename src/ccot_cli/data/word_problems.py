@@ -1,12 +1,12 @@
-"""Grade-school word problems in plain English, the embedded default's own data set.
+"""Generate grade-school word problems in plain English: the embedded data set.
 
-A story follows one running quantity. Each step is drawn from a family (buy, share equally, twice as many, ...), adds
-one sentence to the question and one to the reasoning chain, and may hand the story to another person or another unit.
-Every quantity is a whole number from 1 to 99; a bank note may be 100. A problem is a pure function of its split, index,
-seed and range of steps.
+A story follows one quantity. Each step is drawn from a family (buy, share equally, twice as many, ...). It adds one
+sentence to the question and one line to the reasoning chain, and may continue with another person or another unit.
+Every quantity is a whole number from 1 to 99; a bank note may be 100. A problem depends on nothing but its split,
+index, seed, range of steps and limits.
 
-A problem's signature, its family sequence and all its numbers, decides the split it may stand in, so no two splits
-share a question or a (families, numbers) pair whatever the seeds.
+A problem's signature is its sequence of families and all its numbers. It decides the split in which the problem may
+appear. So no two splits share a question or a signature, whatever the seeds.
 """
 
 import hashlib
@@ -39,31 +39,34 @@ NOTES = (20, 50, 100)
 
 @dataclass(frozen=True)
 class Limits:
-    """How large the numbers may be that a small model has to learn sums of."""
+    """Limits of the numbers, because a small model has to learn every sum."""
 
     change: int = 20
-    """Most that is added or taken away, and the smaller part of a sum or difference of two people's amounts."""
+    """Largest number that is added or taken away; limits the smaller of two amounts that are added or compared too."""
     group: int = 5
-    """Largest group that is filled before counting what is left over."""
+    """Largest group size if groups are filled and the rest is counted."""
     grouped: int = 40
-    """Largest amount that is so divided."""
+    """Largest amount that is divided into such groups."""
     pools: bool = False
-    """Whether one person may give everything to another, whose amount has to be remembered until then."""
+    """Whether one person may give everything to another. The model has to remember the other's amount until then."""
 
 
 MEDIUM = Limits(change=20, group=6, grouped=60, pools=True)
 WIDE = Limits(change=LARGEST, group=9, grouped=LARGEST, pools=True)
-"""No limits but those that each family has of its own."""
+"""Only the limits that the families have anyway."""
 
 
 @dataclass(frozen=True)
 class WordProblem:
-    """One problem; `solution` is written as GSM8K writes it, annotations and `#### answer` line included."""
+    """One problem."""
 
     question: str
     solution: str
+    """Chain and answer as in GSM8K, with calculator annotations and a `#### answer` line."""
     families: tuple[str, ...]
+    """The family of every step."""
     numbers: tuple[int, ...]
+    """The first amount, then the numbers of every step and its result."""
 
     @property
     def num_steps(self) -> int:
@@ -79,7 +82,7 @@ class WordProblem:
 
 @dataclass
 class _Story:
-    """The running state: who holds how much of what."""
+    """The state of a story while it is told: who holds how much of what."""
 
     rng: random.Random
     person: str
@@ -87,7 +90,7 @@ class _Story:
     amount: int
     limits: Limits
     others: dict[str, int] = field(default_factory=dict)
-    """What the people met earlier hold, of the same noun."""
+    """Amounts of the people met earlier, in the same unit."""
     question: list[str] = field(default_factory=list)
     chain: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
@@ -95,47 +98,52 @@ class _Story:
     final_question: str | None = None
 
     def things(self, count: int) -> str:
+        """Return the noun in the singular or the plural, as a count demands."""
         return self.noun[0] if count == 1 else self.noun[1]
 
     @property
     def verb(self) -> str:
+        """The verb between a person and an amount."""
         return "needs" if self.noun == MINUTES else "has"
 
     def draw(self, low: int, high: int) -> int | None:
-        """A number from the step's range, or None where the range is empty."""
+        """Draw a number from low to high; return None if there is none."""
         return self.rng.randint(low, high) if low <= high else None
 
     def draw_change(self, high: int, room: int) -> int | None:
-        """How much is added or taken away: at most a family's own limit, the story's, and what there is room for."""
+        """Draw how much is added or taken away: at least 2, at most the family's limit, the story's and the room."""
         return self.draw(2, min(high, self.limits.change, room))
 
     def newcomer(self) -> str:
+        """Draw a person who is not in the story yet."""
         known = {self.person, *self.others}
         return self.rng.choice([name for name in PEOPLE if name not in known])
 
     def tell(self, question: str, chain: str, result: int, *numbers: int) -> None:
+        """Add a step: its sentence of the question, its line of the chain, the new amount, and its numbers."""
         self.question.append(question)
         self.chain.append(chain)
         self.numbers += [*numbers, result]
         self.amount = result
 
     def hand_over(self, person: str) -> None:
-        """Make another person the one the story follows; the former keeps what they had."""
+        """Follow another person from now on; the former one keeps what they have."""
         self.others[self.person] = self.amount
         self.person = person
 
     def change_unit(self, noun: tuple[str, ...]) -> None:
-        """What others hold is of the old unit and can no longer be compared."""
+        """Count in another unit from now on, and forget the others, whose amounts cannot be compared any more."""
         self.noun = noun
         self.others = {}
 
 
 def _sum(left: int, sign: str, right: int, result: int) -> str:
-    """An operation as GSM8K writes it, with its calculator annotation."""
+    """Write an operation as GSM8K does, with its calculator annotation."""
     return f"{left} {sign} {right} = <<{left}{sign}{right}={result}>>{result}"
 
 
-# A family returns False, and leaves the story as it was, where it does not fit.
+# A family adds one step to the story and returns True. If it does not fit the story, it changes nothing and returns
+# False.
 
 
 def _buy(story: _Story) -> bool:
@@ -408,7 +416,7 @@ def _together(story: _Story) -> bool:
 
 
 def _difference(story: _Story) -> bool:
-    """Closes the story: it asks for a difference."""
+    """End the story by asking for the difference between two people's amounts."""
     smaller = [name for name, amount in story.others.items() if amount < story.amount and amount <= story.limits.change]
     if not smaller or story.noun == MINUTES:
         return False
@@ -447,13 +455,15 @@ FAMILIES: dict[str, Family] = {
     "together": _together,
 }
 CLOSING: dict[str, Family] = {"difference": _difference}
-CLOSING_SHARE = 0.15
+"""Families that can only come last."""
+CLOSING_PROBABILITY = 0.15
+"""How often a closing family is tried for the last step."""
 
 
 def _take_step(story: _Story, families: dict[str, Family]) -> None:
-    """Apply one fitting family, in random order of trial.
+    """Apply the first family that fits, in random order.
 
-    A quantity that fell to 1 or 2 leaves few families that fit, but `more` always fits up to 97 and `fewer` above.
+    Few families fit an amount of 1 or 2, but one always does: `more` up to 97, and `fewer` above.
     """
     names = list(families)
     story.rng.shuffle(names)
@@ -471,7 +481,7 @@ def make_problem(rng: random.Random, num_steps: int, limits: Limits) -> WordProb
     story.question.append(f"{story.person} has {start} {story.things(start)}.")
     while len(story.families) < num_steps:
         is_last = len(story.families) == num_steps - 1
-        if is_last and rng.random() < CLOSING_SHARE and _difference(story):
+        if is_last and rng.random() < CLOSING_PROBABILITY and _difference(story):
             story.families.append("difference")
         else:
             _take_step(story, FAMILIES)
@@ -493,16 +503,19 @@ def generate(
     max_steps: int = MAX_STEPS,
     limits: Limits = Limits(),
 ) -> Iterator[WordProblem]:
-    """Yield an endless stream of different problems of one split, the number of steps drawn evenly.
+    """Yield different problems of one split without end; every number of steps is equally likely.
 
-    The first n problems are the same however many are taken.
+    Args:
+        min_steps: Fewest reasoning steps.
+        max_steps: Most reasoning steps.
+        limits: Limits of the numbers.
 
     Raises:
-        ValueError: for a split that does not exist or an impossible range of steps.
+        ValueError: if there is no such split, or the range of steps is impossible.
     """
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
-    # Every step may bring in a newcomer, and no two share a name.
+    # Every step may bring in a newcomer, and no two people have the same name.
     if not 1 <= min_steps <= max_steps < len(PEOPLE):
         raise ValueError(f"impossible range of steps {min_steps}..{max_steps}")
     rng = random.Random(f"{split}/{seed}")

@@ -23,15 +23,21 @@ class AskResult:
     ratio: float
     contemplation_tokens: int
     seconds: float
-    """Wall-clock, loading excluded; a batch's time over its questions."""
+    """Wall-clock time without loading: a batch's time divided by its number of questions."""
     truncated: bool
+    """Whether a cap on tokens cut it short."""
     model: str
     text: str
-    """All that was decoded: at r = 1 the explicit chain and the answer."""
+    """All decoded text: the answer, and at r = 1 the explicit chain before it."""
 
 
 class Asker:
-    """A loaded method that answers; load once, ask often."""
+    """A loaded method that answers questions. Load once, ask often.
+
+    Raises:
+        MissingError: if the method was not trained, or not at that ratio.
+        UsageError: if there is no method of that name.
+    """
 
     def __init__(
         self, workspace: Workspace | None, settings: Settings, ratio: Decimal | None, method: str = CCOT
@@ -42,10 +48,10 @@ class Asker:
         self.method: Method = methods.named(method, ratio)
 
     def check(self, question: str) -> str:
-        """The question as it will be asked.
+        """Return a question without white space around it.
 
         Raises:
-            UsageError: where it is empty, or longer than the model can read.
+            UsageError: if it is empty, or longer than the model can read.
         """
         question = question.strip()
         if not question:
@@ -55,7 +61,7 @@ class Asker:
         length, longest = len(self.theta.encoder.query(question)), self.theta.longest_query
         if longest is not None and length > longest:
             raise UsageError(
-                f"the question has {length:,} tokens, and {self.model} reads {longest:,}",
+                f"the question has {length:,} tokens, but {self.model} reads at most {longest:,}",
                 fix="ask a shorter question",
             )
         return question
@@ -70,15 +76,15 @@ class Asker:
         return result
 
     def ask_all(self, questions: Sequence[str]) -> list[AskResult]:
-        """Answer many questions, faster than one by one; the results are in their order.
+        """Answer many questions, faster than one by one. The results are in the order of the questions.
 
         Raises:
-            UsageError: if one is empty, or longer than the model can read; then none is answered.
+            UsageError: if one is empty, or longer than the model can read. Then none is answered.
         """
         return self.answer([self.check(question) for question in questions])
 
     def answer(self, questions: Sequence[str]) -> list[AskResult]:
-        """Answer checked questions, those of like length together; the results are in their order."""
+        """Answer checked questions in batches of similar length. The results are in the order of the questions."""
         order = sorted(range(len(questions)), key=lambda number: len(questions[number]))
         results: dict[int, AskResult] = {}
         for start in range(0, len(order), BATCH_SIZE):

@@ -1,6 +1,6 @@
-"""What several stages load: the model that `precompute` ran, its problems, selected states, and finished results.
+"""Load what several stages need: the model that `precompute` ran, its problems, selected states, finished results.
 
-Dimensions: J = 1 + K gold rows, K selected tokens.
+Dimensions: J = 1 + K rows of gold states, K selected tokens.
 """
 
 import json
@@ -25,17 +25,20 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class StoredProblem:
-    """A problem of problems.jsonl."""
+    """A line of problems.jsonl."""
 
     problem: Problem
     is_validation: bool
 
 
 def ready_result(workspace: Workspace, spec: ArtifactSpec, kind: type[Result]) -> Result | None:
-    """Return the result of a finished artifact; if it is not finished, make sure that it can be made now.
+    """Return the result of an artifact if it is ready; else check that it can be made now, and return None.
+
+    Args:
+        kind: The class of the result, whose fields are those of the artifact's summary, and `was_ready`.
 
     Raises:
-        UsageError: if it was made with options that are not given now.
+        UsageError: if the artifact was made with command-line settings that are not given now.
         BusyError: if another process works on this workspace.
     """
     if ready := workspace.ready(spec):
@@ -46,15 +49,17 @@ def ready_result(workspace: Workspace, spec: ArtifactSpec, kind: type[Result]) -
 
 
 def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
-    """The model that `precompute` ran, on the device of the settings.
+    """Load the model that `precompute` ran, on the device of the settings.
+
+    A model folder that has moved is found by its new name in the settings.
 
     Raises:
-        CorruptError: where the weights, the tokenizer or the template under its name are no longer those.
+        CorruptError: if its weights, tokenizer or template have changed since.
     """
-    made, name = source.manifest.config["model"], settings.model.name
-    if has_moved(made["name"], name) and Path(name).exists() and not Path(made["name"]).exists():
-        made = {**made, "name": name}
-    theta = load_theta(ModelConfig(**made, device=settings.model.device, offload=settings.model.offload))
+    recorded, name = source.manifest.config["model"], settings.model.name
+    if has_moved(recorded["name"], name) and Path(name).exists() and not Path(recorded["name"]).exists():
+        recorded = {**recorded, "name": name}
+    theta = load_theta(ModelConfig(**recorded, device=settings.model.device, offload=settings.model.offload))
     if theta.fingerprint() != source.manifest.inputs["model"]:
         raise CorruptError(
             f"{theta.name} has changed since {source.folder} was made from it",
@@ -64,9 +69,9 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
 
 
 def read_problems(artifact: Artifact) -> list[StoredProblem]:
-    """The problems that an artifact of this stage holds, in order."""
+    """Read the problems of a `precompute` artifact, in order."""
     items = []
-    # Not `splitlines`: a problem may hold other characters that end a line, such as U+2028.
+    # Not `splitlines`, which also splits at characters such as U+2028 that a problem may hold.
     for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
         fields = json.loads(line)
         is_validation = fields.pop("is_validation")
@@ -75,7 +80,12 @@ def read_problems(artifact: Artifact) -> list[StoredProblem]:
 
 
 def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[GoldExample], list[GoldExample]]:
-    """The training and validation problems with the gold states that `score` selected."""
+    """Load the training and validation problems, each with the gold states that `score` selected for it.
+
+    Args:
+        source: The artifact of `precompute`.
+        selected: The artifact of `score`.
+    """
     items = read_problems(source)
     problems = theta.encoder.problems([item.problem for item in items])
     train: list[GoldExample] = []

@@ -1,4 +1,4 @@
-"""Which trained methods there are, in a workspace or in the embedded default, and how to load one."""
+"""Find the trained methods of a workspace, or those of the embedded model, and load them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from ccot_cli.errors import CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER, Theta, load_theta
 from ccot_cli.models.methods.chain import ChainMethod
-from ccot_cli.models.methods.loading import METHODS, load_method, own_ratio
+from ccot_cli.models.methods.loading import METHODS, load_method, fixed_ratio
 from ccot_cli.models.methods.method import Method, MethodInfo
 from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.names import EMBEDDED, PRECOMPUTE, TRAIN_BASELINE, TRAIN_PSI, PromptingName, ratio_name
@@ -24,47 +24,47 @@ from ccot_cli.workspace.workspace import Workspace
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
 CCOT, ALL = "ccot", "all"
 USUAL_RATIO = Decimal("0.1")
-"""What is asked for where nothing is said."""
+"""Ratio that is asked for by default."""
 PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
 
 
 class LoadableMethod(NamedTuple):
-    """A method that can be evaluated."""
+    """A method that can be loaded."""
 
     ratio: Decimal
     name: str
     load: Callable[[], Method]
 
 
-def _place(entry: LoadableMethod) -> tuple[Decimal, bool]:
-    """Sorts by falling compression, CCoT first at its ratios."""
+def _sort_key(entry: LoadableMethod) -> tuple[Decimal, bool]:
+    """Order by rising ratio; at equal ratios CCoT comes first."""
     return entry.ratio, entry.name != CCOT
 
 
 @dataclass
 class Methods:
-    """The methods of one base model; loading one puts the last away."""
+    """The methods of one base model. Loading a method unloads the one before."""
 
     theta: Theta
     folders: dict[Decimal, Path]
-    """Where CCoT of each trained ratio lies."""
+    """Folders of CCoT, by trained ratio."""
     settings: Settings
     data: DataConfig
-    """Where test problems come from: the training data's description, the test source and split of the settings."""
+    """Where test problems come from: as the training data, but with the test source and split of the settings."""
     workspace: Workspace | None = None
-    """None for the shipped ones."""
+    """None for the embedded methods."""
     baselines: dict[str, Path] = field(default_factory=dict)
-    """Where each trained baseline lies, by its key: `direct`, `pause-r0.10`."""
+    """Folders of trained baselines, by key: `direct`, `pause-r0.10`."""
     unusable: dict[str, CcotError] = field(default_factory=dict)
-    """What is wrong with those that are there and stale or damaged, by key."""
+    """Why an artifact is stale or damaged, by key."""
 
     def __post_init__(self) -> None:
         is_reference = self.settings.decoding.engine == "reference"
         self._adapters = Adapters(self.theta, merges=have_room_to_merge(self.theta) and not is_reference)
 
     @property
-    def place(self) -> str:
-        """For messages."""
+    def location(self) -> str:
+        """Where the methods are, for messages."""
         return EMBEDDED if self.workspace is None else str(self.workspace.root)
 
     def _command(self, *words: str) -> str:
@@ -72,51 +72,43 @@ class Methods:
 
     @property
     def ratios(self) -> list[Decimal]:
-        """What can be asked for; r = 1 always can, θ itself writes the chain where no adapter was trained for it."""
+        """Ratios that `load` accepts. r = 1 is always among them: θ writes the chain if no adapter was trained to."""
         return sorted({*self.folders, Decimal(1), *([Decimal(0)] if "direct" in self.baselines else [])})
 
     def choose(self, names: Sequence[str] = (), ratios: Sequence[Decimal] = ()) -> list[LoadableMethod]:
-        """What to evaluate, by falling compression.
+        """Choose methods to evaluate, by rising ratio.
 
         Args:
-            names: Methods; all that are trained, and the chain, by default. `all` has prompting too.
+            names: Names of methods; by default all trained ones and the chain. `all` adds prompting to these.
             ratios: All by default.
 
         Raises:
-            UsageError: for a name that is no method's.
-            MissingError: where one that was asked for was not trained.
+            UsageError: if a name is no method's.
+            MissingError: if a method or a ratio was asked for but not trained.
         """
         for name in names:
             if name not in (ALL, *METHODS, *PROMPTING):
                 known = ", ".join((*METHODS, *PROMPTING))
                 raise UsageError(f"there is no method {name!r}", fix=f"{ALL}, or some of {known}")
         is_all = ALL in names
-        entries = sorted(self._entries(PROMPTING if is_all else names), key=_place)
+        entries = sorted(self._entries(PROMPTING if is_all else names), key=_sort_key)
         for ratio in ratios:
             if all(entry.ratio != ratio for entry in entries) and (not names or is_all or CCOT in names):
-                raise self._missing(ratio)
+                raise self._untrained_ratio(ratio)
         chosen = [
             each
             for each in entries
             if (not names or is_all or each.name in names)
-            # A ratio chooses among those of a method; one that was named and has its own is meant nonetheless.
-            and (not ratios or each.ratio in ratios or (each.name in names and own_ratio(each.name) is not None))
+            # A ratio does not rule out a method that was named and has only one ratio, such as `direct`.
+            and (not ratios or each.ratio in ratios or (each.name in names and fixed_ratio(each.name) is not None))
         ]
         for name in names if not is_all else ():
             if all(each.name != name for each in chosen):
-                for key, error in self.unusable.items():
-                    if key == name or key.startswith(f"{name}-r"):
-                        raise error
-                trained = ", ".join(sorted({f"{each.name} {each.ratio:f}" for each in entries}))
-                train = self._command(*(["train-psi"] if name == CCOT else ["train-baseline", name]))
-                asked = " or ".join(f"{ratio:f}" for ratio in ratios)
-                raise MissingError(
-                    f"no {name}{f' at ratio {asked}' if asked else ''} in {self.place} (trained: {trained})",
-                    fix="choose among these" if self.place == EMBEDDED else train,
-                )
+                raise self._untrained_name(name, ratios, entries)
         return chosen
 
     def _entries(self, names: Sequence[str]) -> Iterator[LoadableMethod]:
+        """Yield all trained methods, the chain, and of prompting those that are named."""
         for ratio in self.folders:
             yield LoadableMethod(ratio, CCOT, partial(self.load, ratio))
         for folder in self.baselines.values():
@@ -129,29 +121,29 @@ class Methods:
                 yield LoadableMethod(Decimal(1), name, partial(self._prompted, name))
 
     def load(self, ratio: Decimal) -> Method:
-        """CCoT at that ratio; at 0 and 1, answering at once and writing the chain.
+        """Load CCoT at a ratio; at 0 the method that answers at once, and at 1 the one that writes the chain.
 
         Raises:
-            MissingError: where it was not trained, naming those that were.
+            MissingError: if it was not trained; names the ratios that were.
         """
-        named = {Decimal(0): "direct", Decimal(1): "cot"}.get(ratio)
-        if named in self.baselines:
-            return self.load_folder(self.baselines[named])
+        baseline = {Decimal(0): "direct", Decimal(1): "cot"}.get(ratio)
+        if baseline in self.baselines:
+            return self.load_folder(self.baselines[baseline])
         if ratio == 1:
             return self._chain()
         if ratio not in self.folders:
-            raise self._missing(ratio)
+            raise self._untrained_ratio(ratio)
         return self.load_folder(self.folders[ratio])
 
     def named(self, name: str, ratio: Decimal | None) -> Method:
-        """A method by its name; one that has a ratio of its own does not read the other.
+        """Load a method by its name.
 
         Args:
-            ratio: By default 0.1, or what was trained nearest to it.
+            ratio: By default 0.1, or the trained ratio nearest to it. A method with only one ratio ignores it.
 
         Raises:
-            UsageError: for a name that is no method's.
-            MissingError: where it was not trained, or not at that ratio.
+            UsageError: if there is no method of that name.
+            MissingError: if it was not trained, or not at that ratio.
         """
         if ratio is None:
             trained = [entry.ratio for entry in self._entries(()) if entry.name == name]
@@ -159,19 +151,19 @@ class Methods:
         if name == CCOT:
             return self.load(ratio)
         if name == ALL:
-            raise UsageError("one method answers a question", fix=f"--method {CCOT}, or another's name")
+            raise UsageError("only one method can answer a question", fix=f"--method {CCOT}, or another method's name")
         entries = self.choose((name,))
-        fitting = [entry for entry in entries if own_ratio(name) is not None or entry.ratio == ratio]
+        fitting = [entry for entry in entries if fixed_ratio(name) is not None or entry.ratio == ratio]
         if not fitting:
-            there = ", ".join(f"{entry.ratio:f}" for entry in entries)
+            trained_ratios = ", ".join(f"{entry.ratio:f}" for entry in entries)
             raise MissingError(
-                f"no {name} was trained for ratio {ratio:f} in {self.place} (trained: {there})",
+                f"no {name} was trained for ratio {ratio:f} in {self.location} (trained: {trained_ratios})",
                 fix=f"--ratio {entries[0].ratio:f}",
             )
         return fitting[0].load()
 
     def load_folder(self, folder: Path) -> Method:
-        """The method that was trained into it."""
+        """Load the method of a folder, with its adapters prepared, so that the first answer does not wait for them."""
         method = load_method(self._adapters, folder, self.settings.decoding)
         self._adapters.prepare()
         return method
@@ -186,7 +178,19 @@ class Methods:
         shots = self.settings.eval.shots
         return load_training(self.data).train[:shots]
 
-    def _missing(self, ratio: Decimal) -> CcotError:
+    def _untrained_name(self, name: str, ratios: Sequence[Decimal], entries: Sequence[LoadableMethod]) -> CcotError:
+        for key, error in self.unusable.items():
+            if key == name or key.startswith(f"{name}-r"):
+                return error
+        trained = ", ".join(sorted({f"{each.name} {each.ratio:f}" for each in entries}))
+        train = self._command(*(["train-psi"] if name == CCOT else ["train-baseline", name]))
+        asked = " or ".join(f"{ratio:f}" for ratio in ratios)
+        return MissingError(
+            f"no {name}{f' at ratio {asked}' if asked else ''} in {self.location} (trained: {trained})",
+            fix="choose one of these" if self.location == EMBEDDED else train,
+        )
+
+    def _untrained_ratio(self, ratio: Decimal) -> CcotError:
         if ratio_name(ratio) in self.unusable:
             return self.unusable[ratio_name(ratio)]
         trained = ", ".join(f"{known:f}" for known in self.ratios)
@@ -194,29 +198,30 @@ class Methods:
         stages = ["score", "train-phi", "train-psi"]
         commands = [[stage, "--ratio", f"{ratio:f}"] for stage in stages] if ratio else [["train-baseline", "direct"]]
         train = " && ".join(self._command(*words) for words in commands)
-        how = "" if self.place == EMBEDDED else f", or train it: {train}"
+        or_train = "" if self.location == EMBEDDED else f", or train it: {train}"
         return MissingError(
-            f"no generator was trained for ratio {ratio:f} in {self.place} (trained: {trained})",
-            fix=f"--ratio {nearest:f}{how}",
+            f"no generator was trained for ratio {ratio:f} in {self.location} (trained: {trained})",
+            fix=f"--ratio {nearest:f}{or_train}",
         )
 
 
 def baseline_key(method: str, ratio: Decimal) -> str:
     """Name a baseline's artifact: `direct`, or `pause-r0.10` if the method comes in ratios."""
-    return f"{method}-{ratio_name(ratio)}" if own_ratio(method) is None else method
+    return f"{method}-{ratio_name(ratio)}" if fixed_ratio(method) is None else method
 
 
 def own_methods(workspace: Workspace) -> tuple[list[Artifact], dict[str, CcotError]]:
-    """What was trained with the workspace's own settings, and what is wrong, by key, with what of it cannot be used.
+    """Find the methods that were trained with the workspace's own settings; the variants of a sweep are skipped.
 
-    A sweep's variants are measured there.
+    Returns:
+        The usable artifacts, and by key the errors of those that are stale or damaged.
     """
     usable, unusable = [], {}
     for stage in (TRAIN_PSI, TRAIN_BASELINE):
         for key in filter(None, workspace.finished(stage)):
             try:
-                found = workspace.artifact(stage, key)
-                if found is not None and _is_own(found):
+                artifact = workspace.artifact(stage, key)
+                if artifact is not None and _is_own(artifact):
                     usable.append(workspace.require(stage, key))
             except CcotError as error:
                 unusable[key] = error
@@ -224,7 +229,7 @@ def own_methods(workspace: Workspace) -> tuple[list[Artifact], dict[str, CcotErr
 
 
 def _is_own(artifact: Artifact) -> bool:
-    """Whether its key is that of the workspace's own settings."""
+    """Tell by its key whether an artifact was trained with the workspace's own settings."""
     manifest, ratio = artifact.manifest, Decimal(str(artifact.manifest.summary["ratio"]))
     if manifest.stage == TRAIN_PSI:
         return manifest.key == ratio_name(ratio)
@@ -232,20 +237,20 @@ def _is_own(artifact: Artifact) -> bool:
 
 
 def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_none: bool = False) -> Methods:
-    """The methods of a workspace, or the shipped ones where there is none.
+    """Find the methods of a workspace, or the embedded ones if no workspace is given, and load θ.
 
     Args:
-        may_have_none: Whether a workspace without a method of its own settings will do, as for a sweep's variants.
+        may_have_none: Accept a workspace without a method of its own settings, as for the variants of a sweep.
 
     Raises:
-        MissingError: where the workspace has no trained method yet.
+        MissingError: if the workspace has no trained method yet.
     """
     if workspace is None:
-        shipped = {path: MethodInfo.load(path) for path in sorted(METHODS_FOLDER.iterdir()) if path.is_dir()}
-        folders = {Decimal(method.ratio): path for path, method in shipped.items() if method.name == CCOT}
-        baselines = {path.name: path for path, method in shipped.items() if method.name != CCOT}
+        infos = {path: MethodInfo.load(path) for path in sorted(METHODS_FOLDER.iterdir()) if path.is_dir()}
+        folders = {Decimal(info.ratio): path for path, info in infos.items() if info.name == CCOT}
+        baselines = {path.name: path for path, info in infos.items() if info.name != CCOT}
         return Methods(load_theta(settings.model), folders, settings, settings.data, baselines=baselines)
-    # Its manifest says which model and data; the hidden states have served.
+    # Only its manifest is needed, for the model and the data: the hidden states may be deleted after training.
     source = workspace.artifact(PRECOMPUTE) or workspace.require(PRECOMPUTE)
     own, unusable = own_methods(workspace)
     if not own and not may_have_none:
@@ -254,7 +259,7 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
         Decimal(str(each.manifest.summary["ratio"])): each.folder for each in own if each.manifest.stage == TRAIN_PSI
     }
     theta = load_matching_theta(settings, source)
-    tested = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
-    data = DataConfig(**source.manifest.config["data"], **tested)
+    test_settings = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
+    data = DataConfig(**source.manifest.config["data"], **test_settings)
     baselines = {str(each.manifest.key): each.folder for each in own if each.manifest.stage == TRAIN_BASELINE}
     return Methods(theta, folders, settings, data, workspace, baselines, unusable)

@@ -1,10 +1,10 @@
-"""Run θ over every solution once and keep its hidden states (paper, section 4.1)."""
+"""Run θ over every solution once, and store its hidden states (paper, section 4.1)."""
 
 import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.data.shards import Record, ShardWriter, shard_paths, shards_of_other_width, stored_numbers
+from ccot_cli.data.shards import Record, ShardWriter, mismatched_shards, shard_paths, stored_numbers
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
 from ccot_cli.models.base.theta import Theta, load_theta
@@ -27,14 +27,14 @@ from ccot_cli.workspace.workspace import Workspace
 
 @dataclass(frozen=True)
 class PrecomputeResult:
-    """What was stored, or would be."""
+    """What was stored, or would be stored."""
 
     num_train: int
     num_validation: int
     num_chain_tokens: int
     num_bytes: int
     is_every_index: bool
-    """False where only the scorer's layer is stored and `score` makes a second pass."""
+    """False if only the scorer's layer is stored. `score` then runs θ a second time."""
     num_shards: int
     seconds: float
     was_ready: bool = False
@@ -53,10 +53,12 @@ def run(
 
     Args:
         dry_run: Plan only; write nothing.
-        force: Start even where the disk looks too small.
+        force: Start even if the disk seems too small.
 
     Raises:
-        ResourceError: where the plan does not fit the disk.
+        UsageError: if the source is unusable, no problem is left, or the scorer's layer does not exist.
+        ResourceError: if the plan does not fit on the disk.
+        DivergedError: if a hidden state is not finite.
     """
     if not dry_run and workspace.artifact(PRECOMPUTE) is None:
         workspace.refuse_while_busy()
@@ -66,11 +68,11 @@ def run(
     inputs = {"model": theta.fingerprint(), "problems": _digest(stored)}
     spec = ArtifactSpec(PRECOMPUTE, None, stage_config(settings, PRECOMPUTE), inputs, tuple(overrides))
     if dry_run:
-        # What would be replaced matters to those who write.
-        found = workspace.matching(spec)
-        return _with_ready(plan, found) if found and found.is_whole() else plan
+        # `ready` would refuse to replace an artifact, but a plan replaces none.
+        match = workspace.matching(spec)
+        return _ready_result(match) if match and match.is_complete() else plan
     if ready := workspace.ready(spec):
-        return _with_ready(plan, ready)
+        return _ready_result(ready)
     if not force:
         _refuse_what_does_not_fit(workspace, theta, settings, plan)
     progress.say(f"about {human_bytes(plan.num_bytes)} of hidden states")
@@ -92,18 +94,18 @@ def _write_states(
     plan: PrecomputeResult,
     progress: Progress,
 ) -> None:
-    """Write the shards that an interrupted run has not."""
+    """Write the shards, except for those that an interrupted run has finished."""
     chosen = settings.precompute
     indices = range(theta.num_layers + 1) if plan.is_every_index else [chosen.scorer_layer]
-    for path in shards_of_other_width(build.folder, len(indices)):
-        path.unlink()  # the interrupted run had more room on the disk, or less
+    for path in mismatched_shards(build.folder, len(indices)):
+        path.unlink()  # The interrupted run was allowed more disk space, or less.
     done = stored_numbers(build.folder)
     states = gold_states(
         theta, encoded, indices=indices, batch_tokens=chosen.batch_tokens, dtype=STORED_DTYPE, skip=done
     )
     shard_bytes = min(chosen.shard_megabytes * 10**6, plan.num_bytes)
     with (
-        ShardWriter(build.folder, shard_bytes, build.note) as writer,
+        ShardWriter(build.folder, shard_bytes, build.hash_early) as writer,
         progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance,
     ):
         for number, states_JID in states:
@@ -112,6 +114,7 @@ def _write_states(
 
 
 def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[StoredProblem], list[EncodedProblem]]:
+    """Load and tokenize the training problems, then the validation problems, without those too long for the model."""
     loaded = load_training(settings.data)
     for line in loaded.notes:
         progress.say(line)
@@ -123,8 +126,8 @@ def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[St
     if not all(fits):
         progress.say(f"{fits.count(False):,} problems are longer than the model's {longest:,} positions: left out")
     stored = [item for item, is_short in zip(stored, fits, strict=True) if is_short]
-    for kind, is_there in (("training", False), ("validation", True)):
-        if all(item.is_validation != is_there for item in stored):
+    for kind, is_validation in (("training", False), ("validation", True)):
+        if all(item.is_validation != is_validation for item in stored):
             raise UsageError(f"no {kind} problem is left", fix="check data.source in ccot.yaml, or give more problems")
     return stored, [problem for problem, is_short in zip(encoded, fits, strict=True) if is_short]
 
@@ -137,16 +140,16 @@ def _plan(
             f"scorer_layer is {settings.precompute.scorer_layer}, but {theta.name} has {theta.num_layers} layers",
             fix="set precompute.scorer_layer in ccot.yaml",
         )
-    rows = sum(1 + len(problem.chain) for problem in encoded)
-    per_index = rows * theta.model.config.hidden_size * STORED_DTYPE.itemsize
-    every_index = per_index * (theta.num_layers + 1)
+    num_rows = sum(1 + len(problem.chain) for problem in encoded)
+    one_index_bytes = num_rows * theta.model.config.hidden_size * STORED_DTYPE.itemsize
+    every_index_bytes = one_index_bytes * (theta.num_layers + 1)
     limit = settings.precompute.max_disk
-    is_every_index = limit is None or every_index <= limit * 1e9
-    num_bytes = every_index if is_every_index else per_index
+    is_every_index = limit is None or every_index_bytes <= limit * 1e9
+    num_bytes = every_index_bytes if is_every_index else one_index_bytes
     return PrecomputeResult(
         num_train=sum(not item.is_validation for item in stored),
         num_validation=sum(item.is_validation for item in stored),
-        num_chain_tokens=rows - len(encoded),
+        num_chain_tokens=num_rows - len(encoded),
         num_bytes=num_bytes,
         is_every_index=is_every_index,
         num_shards=-(-num_bytes // (settings.precompute.shard_megabytes * 10**6)),
@@ -158,25 +161,25 @@ def _refuse_what_does_not_fit(workspace: Workspace, theta: Theta, settings: Sett
     limit = settings.precompute.max_disk
     if limit is not None and plan.num_bytes > limit * 1e9:
         raise ResourceError(
-            f"even one hidden-state index needs {plan.num_bytes / 1e9:,.2f} GB, and --max-disk allows {limit:,} GB",
+            f"even one hidden-state index needs {plan.num_bytes / 1e9:,.2f} GB, but --max-disk allows {limit:,} GB",
             fix="a larger --max-disk, or fewer problems with --limit",
         )
     room = f"{free_bytes(workspace.root) * 0.9 / 1e9:.1f}"
-    thinner = (
-        f"add --max-disk {room}    (keeps index {settings.precompute.scorer_layer} only; "
-        "score fetches the rest in a second pass)"
+    one_index = (
+        f"add --max-disk {room}    (stores index {settings.precompute.scorer_layer} only; "
+        "score computes the others in a second pass)"
     )
-    fewer = "fewer problems with --limit, or --force"
-    check_space(workspace.root, plan.num_bytes, fix=thinner if plan.is_every_index else fewer)
+    fewer_problems = "fewer problems with --limit, or --force"
+    check_space(workspace.root, plan.num_bytes, fix=one_index if plan.is_every_index else fewer_problems)
 
 
 def make_record(number: int, problem: EncodedProblem, states_JID: torch.Tensor) -> Record:
-    """A problem's rows: its last query token and its chain.
+    """Return the record of a problem's last query token and its chain tokens.
 
     Raises:
-        DivergedError: where a state is not finite, as when half precision overflows.
+        DivergedError: if a state is not finite, for example because half precision overflowed.
     """
-    # One number that is not finite makes the sum so, and a sum is quick.
+    # A sum is fast, and not finite if one of its terms is not.
     if not states_JID.sum(dtype=torch.float32).isfinite():
         raise DivergedError(
             f"hidden states of problem {number} hold numbers that are not finite",
@@ -191,21 +194,22 @@ def make_record(number: int, problem: EncodedProblem, states_JID: torch.Tensor) 
     )
 
 
-def _rows(stored: list[StoredProblem]) -> list[str]:
+def _json_lines(stored: list[StoredProblem]) -> list[str]:
     return [
         json.dumps({**asdict(item.problem), "is_validation": item.is_validation}, ensure_ascii=False) for item in stored
     ]
 
 
 def _digest(stored: list[StoredProblem]) -> str:
-    return hashlib.sha256("\n".join(_rows(stored)).encode()).hexdigest()
+    return hashlib.sha256("\n".join(_json_lines(stored)).encode()).hexdigest()
 
 
 def _write_problems(folder: Path, stored: list[StoredProblem]) -> None:
     with commit(folder / PROBLEMS_FILE) as part:
-        part.write_text("\n".join(_rows(stored)) + "\n", encoding="utf-8")
+        part.write_text("\n".join(_json_lines(stored)) + "\n", encoding="utf-8")
 
 
-def _with_ready(plan: PrecomputeResult, ready: Artifact) -> PrecomputeResult:
-    known = {name: ready.manifest.summary[name] for name in asdict(plan) if name in ready.manifest.summary}
-    return PrecomputeResult(**{**known, "was_ready": True})
+def _ready_result(ready: Artifact) -> PrecomputeResult:
+    names = {each.name for each in fields(PrecomputeResult)}
+    recorded = {name: value for name, value in ready.manifest.summary.items() if name in names}
+    return PrecomputeResult(**{**recorded, "was_ready": True})

@@ -1,4 +1,7 @@
-"""Choose which chain tokens to keep, and store their gold states (paper, section 4.1)."""
+"""Select tokens of every chain, and store their gold states (paper, section 4.1).
+
+Dimensions: J = 1 + M rows of a problem, M chain tokens, I hidden-state indices, D width.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,11 +42,11 @@ class ScoreResult:
     mean_chain: float
     """Mean m."""
     kinds: dict[str, float]
-    """Share of the kept tokens by kind."""
+    """Proportion of the selected tokens by kind."""
     overlap_with_even: float
-    """Share of the kept tokens that even spacing would keep too."""
+    """Proportion of the selected tokens that even spacing would select too."""
     examples: list[str]
-    """The first problems' chains, kept tokens in [brackets]."""
+    """The first problems' chains, with the selected tokens in [brackets]."""
     was_ready: bool = False
 
 
@@ -56,13 +59,14 @@ def run(
     overrides: Sequence[str] = (),
     progress: Progress,
 ) -> ScoreResult:
-    """Select k = ceil(r m) positions per problem, in reading order.
+    """Select k = ceil(r m) of the m chain tokens of every problem, and store their states at every index.
 
     Args:
-        variant: Set where the settings are not the workspace's own: the end of the artifact's key.
+        variant: End of the artifact's key; not empty if the settings are not the workspace's own.
 
     Raises:
-        MissingError: where `precompute` has not run.
+        MissingError: if `precompute` has not run.
+        ResourceError: if the states do not fit on the disk.
     """
     source = workspace.require(PRECOMPUTE)
     inputs = {PRECOMPUTE: source.fingerprint}
@@ -74,55 +78,57 @@ def run(
     num_train = source.manifest.summary["num_train"]
     check_space(workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio")
     with workspace.building(spec) as build:
-        alike = (workspace.matching(replace(spec, key=other)) for other in workspace.finished(SCORE))
-        fitted = chain([build.folder], (artifact.folder for artifact in alike if artifact))
+        same_settings = (workspace.matching(replace(spec, key=other)) for other in workspace.finished(SCORE))
+        fitted = chain([build.folder], (artifact.folder for artifact in same_settings if artifact))
         selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)
         selector.save(build.folder)
-        kept = all_positions(selector, source, problems)
+        selected = all_positions(selector, source, problems)
         for leftover in build.folder.glob("shard-*"):
             leftover.unlink()
         with (
-            ShardWriter(build.folder, SHARD_BYTES, build.note) as writer,
+            ShardWriter(build.folder, SHARD_BYTES, build.hash_early) as writer,
             progress.task("selected states", total=len(problems), unit="problems") as advance,
         ):
-            for record in _records(theta, source, problems, kept):
+            for record in _records(theta, source, problems, selected):
                 writer.add(record)
                 advance()
         result = ScoreResult(
             ratio=float(ratio),
             selector=settings.score.selector,
             num_problems=len(problems),
-            mean_kept=sum(map(len, kept)) / len(kept),
+            mean_kept=sum(map(len, selected)) / len(selected),
             mean_chain=sum(len(problem.chain) for problem in problems) / len(problems),
-            kinds=_kinds(theta, problems, kept),
-            overlap_with_even=sum(map(_overlap_with_even, problems, kept)) / len(kept),
-            examples=[_example(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], kept, strict=False)],
+            kinds=_kinds(theta, problems, selected),
+            overlap_with_even=sum(map(_overlap_with_even, problems, selected)) / len(selected),
+            examples=[_example(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], selected, strict=False)],
         )
         build.summary.update(asdict(result))
     return result
 
 
 def _num_bytes(theta: Theta, problems: list[EncodedProblem], ratio: Decimal) -> int:
-    """What will be written: every problem's kept rows and its last query token's, at every index."""
-    rows = sum(1 + num_kept(ratio, len(problem.chain)) for problem in problems)
+    """Count the bytes that will be written: the selected rows and the last query token's, at every index."""
+    num_rows = sum(1 + num_kept(ratio, len(problem.chain)) for problem in problems)
     width: int = theta.model.config.hidden_size
-    return rows * (theta.num_layers + 1) * width * STORED_DTYPE.itemsize
+    return num_rows * (theta.num_layers + 1) * width * STORED_DTYPE.itemsize
 
 
 def _overlap_with_even(problem: EncodedProblem, positions: list[int]) -> float:
     return overlap(positions, even(len(problem.chain), len(positions), torch.Generator()))
 
 
-def _records(theta: Theta, source: Artifact, problems: list[EncodedProblem], kept: list[list[int]]) -> Iterator[Record]:
-    """Every problem's row 0, the last query token, and its kept rows, at every index.
+def _records(
+    theta: Theta, source: Artifact, problems: list[EncodedProblem], selected: list[list[int]]
+) -> Iterator[Record]:
+    """Yield every problem's row 0, the last query token, and its selected rows, at every index.
 
-    Where `precompute` stored one index only, the states come from a second pass over the same batches.
+    If `precompute` stored one index only, θ runs again over the same batches, so that the states are the same.
     """
-    chosen = [[0, *(position + 1 for position in positions)] for positions in kept]
+    rows = [[0, *(position + 1 for position in positions)] for positions in selected]
     is_every_index = source.manifest.summary["is_every_index"]
     if is_every_index:
         for record in read_records(source.folder):
-            yield record.rows(chosen[record.number])
+            yield record.select(rows[record.number])
         return
     states = gold_states(
         theta,
@@ -132,10 +138,11 @@ def _records(theta: Theta, source: Artifact, problems: list[EncodedProblem], kep
         dtype=STORED_DTYPE,
     )
     for number, states_JID in states:
-        yield make_record(number, problems[number], states_JID).rows(chosen[number])
+        yield make_record(number, problems[number], states_JID).select(rows[number])
 
 
 def _kind(text: str) -> str:
+    """Classify a token by its text."""
     text = text.strip(" ")
     if not text.strip():
         return "line break"
@@ -148,9 +155,10 @@ def _kind(text: str) -> str:
     return "word" if any(character.isalpha() for character in text) else "punctuation"
 
 
-def _kinds(theta: Theta, problems: list[EncodedProblem], kept: list[list[int]]) -> dict[str, float]:
+def _kinds(theta: Theta, problems: list[EncodedProblem], selected: list[list[int]]) -> dict[str, float]:
+    """Return the proportion of each kind among the selected tokens, most frequent first."""
     ids = Counter(
-        problem.chain[position] for problem, positions in zip(problems, kept, strict=True) for position in positions
+        problem.chain[position] for problem, positions in zip(problems, selected, strict=True) for position in positions
     )
     kinds: Counter[str] = Counter()
     for token, count in ids.items():
@@ -159,6 +167,7 @@ def _kinds(theta: Theta, problems: list[EncodedProblem], kept: list[list[int]]) 
 
 
 def _example(theta: Theta, problem: EncodedProblem, positions: list[int]) -> str:
+    """Return a chain's text with the selected tokens in [brackets]."""
     pieces = [theta.encoder.tokenizer.decode([token]) for token in problem.chain]
     for position in positions:
         bare = pieces[position].strip(" ")

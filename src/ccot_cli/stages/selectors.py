@@ -28,16 +28,17 @@ def fit_selector(
     *,
     fitted: Iterable[Path] = (),
 ) -> Selector:
-    """The selector that the settings name.
+    """Return the selector that the settings name, fitted to the training problems if it learns.
 
     Args:
-        source: The hidden states.
+        source: The artifact of `precompute`.
         train: Training problems.
-        fitted: Where selectors of these settings may lie, of other ratios too: one learned scorer serves all.
+        fitted: Folders in which a selector of these settings may have been saved, for any ratio: one learned scorer
+            serves all ratios.
     """
     chosen = settings.score
     if chosen.selector == "predictive":
-        progress.say("looking for the tokens that announce")
+        progress.say("looking for the tokens that announce what is new")
         return predictive(theta, train, ratio, batch_tokens=settings.precompute.batch_tokens)
     if chosen.selector != "learned":
         return Selector(chosen.selector, ratio, theta.encoder, seed=chosen.seed)
@@ -47,15 +48,20 @@ def fit_selector(
 
 
 def all_positions(selector: Selector, source: Artifact, problems: list[EncodedProblem]) -> list[list[int]]:
-    """The kept positions of every problem, in reading order."""
+    """Return the selected positions in every problem's chain, in reading order.
+
+    Args:
+        source: The artifact of `precompute`, whose hidden states a learned scorer reads.
+    """
     if selector.scorer is None:
         return [selector.positions(problem, number=number) for number, problem in enumerate(problems)]
-    place = selector.layer if source.manifest.summary["is_every_index"] else 0
-    kept = {
-        record.number: selector.positions(problems[record.number], states_MD=record.states_JID[1:, place])
+    # An artifact with one index holds nothing but the scorer's layer.
+    index = selector.layer if source.manifest.summary["is_every_index"] else 0
+    positions = {
+        record.number: selector.positions(problems[record.number], states_MD=record.states_JID[1:, index])
         for record in read_records(source.folder)
     }
-    return [kept[number] for number in range(len(problems))]
+    return [positions[number] for number in range(len(problems))]
 
 
 def _known_scorer(theta: Theta, fitted: Iterable[Path]) -> Scorer | None:
@@ -78,5 +84,5 @@ def _train_scorer(
         for loss in training.steps():
             advance(1, loss=f"{loss:.4f}")
     adapters.train_only(())
-    adapters.use(None)  # θ is run once more where its states were not all kept
+    adapters.use(None)  # `score` runs θ again if `precompute` did not store every index.
     return scorer.eval()

@@ -1,4 +1,4 @@
-"""Intervals and tests for shares of right answers."""
+"""Confidence intervals and a test for accuracies."""
 
 import statistics
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from math import comb, hypot, sqrt
 
 @dataclass(frozen=True)
 class Proportion:
-    """A share of n with its Wilson 95 % interval."""
+    """A proportion of n problems, with its 95 % Wilson interval."""
 
     n: int
     accuracy: float
@@ -16,16 +16,23 @@ class Proportion:
 
 
 def wilson(num_correct: int, n: int) -> Proportion:
-    """Proportion of successes with the Wilson score interval at 95 %."""
+    """Compute an accuracy and its 95 % Wilson score interval."""
     z = 1.959963984540054
-    share = num_correct / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Proportion(n, share, max(0.0, centre - half), min(1.0, centre + half))
+    accuracy = num_correct / n
+    centre = (accuracy + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * sqrt(accuracy * (1 - accuracy) / n + z * z / (4 * n * n))
+    return Proportion(n, accuracy, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """Chance of a split at least as uneven, were each of these problems as likely won as lost (exact, two-sided)."""
+    """Compute the two-sided p value of McNemar's exact test.
+
+    It is the probability of a split at least as uneven if every such problem is as likely to be won as lost.
+
+    Args:
+        wins: Problems that only the first method answers correctly.
+        losses: Problems that only the second method answers correctly.
+    """
     n, fewer = wins + losses, min(wins, losses)
     tail: int = sum(comb(n, count) for count in range(fewer + 1))
     return min(1.0, float(2 * tail / 2**n))
@@ -35,23 +42,31 @@ def mcnemar(wins: int, losses: int) -> float:
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
-def student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; from 10 degrees of freedom on by its expansion, right to 3 digits."""
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
+def student(degrees: int) -> float:
+    """Compute the 97.5 % quantile of Student's t distribution for some degrees of freedom.
+
+    From 10 degrees of freedom on, an expansion in their inverse gives 3 correct digits.
+    """
+    if degrees <= len(_STUDENT):
+        return _STUDENT[degrees - 1]
     z = 1.959964
     terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return float(sum(term / freedom**power for power, term in enumerate(terms)))
+    return float(sum(term / degrees**power for power, term in enumerate(terms)))
 
 
 def interval(accuracies: list[float], num_problems: int) -> tuple[float, float]:
-    """95 %: over problems (Wilson) and, where there are several, over seeds (Student's t).
+    """Compute the 95 % confidence interval of a mean accuracy over seeds.
 
-    All seeds answer the same problems, so that these are one sample however many seeds there are.
+    It combines the uncertainty over problems (Wilson) with that over seeds (Student's t), if there are several. All
+    seeds answer the same problems, so the problems count as one sample.
+
+    Args:
+        accuracies: One for each seed.
     """
     mean = statistics.fmean(accuracies)
-    share = wilson(round(mean * num_problems), num_problems)
+    over_problems = wilson(round(mean * num_problems), num_problems)
     half = 0.0
     if len(accuracies) > 1:
         half = student(len(accuracies) - 1) * statistics.stdev(accuracies) / len(accuracies) ** 0.5
-    return max(0.0, mean - hypot(half, mean - share.low)), min(1.0, mean + hypot(half, share.high - mean))
+    low, high = mean - hypot(half, mean - over_problems.low), mean + hypot(half, over_problems.high - mean)
+    return max(0.0, low), min(1.0, high)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ccot_cli.config import Settings, override
 from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
-from ccot_cli.models.methods.loading import own_ratio
+from ccot_cli.models.methods.loading import fixed_ratio
 from ccot_cli.models.training.recipes.registry import RECIPES
 from ccot_cli.names import SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
@@ -141,7 +141,7 @@ def cells(
     seen = set()
     for method, ratio in product(methods, ratios):
         values = [grid.get(name) or [own[name]] if _has(method, name) else [own[name]] for name in DIMENSIONS]
-        fixed = None if method == CCOT else own_ratio(method)
+        fixed = None if method == CCOT else fixed_ratio(method)
         for choice in product(*values):
             chosen = dict(zip(DIMENSIONS, choice, strict=True))
             differing = tuple(name for name in DIMENSIONS if chosen[name] != own[name])

@@ -8,7 +8,7 @@ from typing import Any
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.methods.loading import own_ratio
+from ccot_cli.models.methods.loading import fixed_ratio
 from ccot_cli.models.methods.method import MethodInfo
 from ccot_cli.models.selection.selector import Selector
 from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
@@ -93,7 +93,7 @@ def _train(
     chosen, adapters = settings.train_psi, Adapters(theta)
     adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
     stored = read_problems(source)
-    recipe, own = RECIPES[name](), own_ratio(name)
+    recipe, own = RECIPES[name](), fixed_ratio(name)
     ratio = ratio if own is None else own
     problems = theta.encoder.problems([item.problem for item in stored if not item.is_validation])
     setup = RecipeSetup(adapters, problems, ratio, chosen)

@@ -22,13 +22,13 @@ from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import GoldExample
 from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train, write_lines
 from ccot_cli.models.training.phi_joint import JointTraining
-from ccot_cli.models.training.phi_layerwise import LayerReport, rest_bytes, train_layerwise
+from ccot_cli.models.training.phi_layerwise import LayerReport, stored_bytes, train_layerwise
 from ccot_cli.models.training.phi_report import PhiJudge, PhiReport
 from ccot_cli.models.training.queries import Queries
 from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_PHI, parse_ratio, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
-from ccot_cli.stages.queries import open_queries
+from ccot_cli.stages.query_cache import open_queries
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
@@ -100,7 +100,7 @@ def run(
         layers, num_steps = job.train_layers() if chosen.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
         adapters.save(PHI, build.folder)
-        report = job.last_report or job.judge.look()
+        report = job.last_report or job.judge.report()
         if not all(map(isfinite, report.losses)):
             raise DivergedError(
                 "φ generates states that are not finite",
@@ -176,7 +176,7 @@ class _Job:
         training = JointTraining(self.adapters, self.train, self._queries(self.train), chosen)
 
         def on_epoch(train_loss: float) -> dict[str, Any]:
-            report, gold_share = self.judge.look(), training.gold_share
+            report, gold_share = self.judge.report(), training.gold_fraction
             self.last_report = report if training.optimiser.step_count == training.optimiser.num_steps else None
             read = report.generated_read
             self.progress.say(
@@ -192,7 +192,7 @@ class _Job:
             label=self.label,
             checkpoint_steps=chosen.checkpoint_steps,
             progress=self.progress,
-            figures=lambda loss: {"gold_inputs": f"{training.gold_share:.0%}", "error": f"{loss:.3f}"},
+            figures=lambda loss: {"gold_inputs": f"{training.gold_fraction:.0%}", "error": f"{loss:.3f}"},
             on_epoch=on_epoch,
         )
         return training.optimiser.num_steps
@@ -203,7 +203,7 @@ class _Job:
         reports = _resume(self.adapters, log, checkpoint)
         # An attempt that had less memory may have left files there.
         folder, kept = None, self.build.scratch("resting")
-        resting = rest_bytes(self.theta, [*self.train, *self.validation])
+        resting = stored_bytes(self.theta, [*self.train, *self.validation])
         if not fits(resting, self.theta.device):
             check_space(self.build.folder, resting, fix="free some space")
             folder = kept

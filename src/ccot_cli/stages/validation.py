@@ -1,4 +1,4 @@
-"""How well a trained method does on the validation problems."""
+"""Measure a trained method on the validation problems."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,18 +20,21 @@ from ccot_cli.workspace.workspace import Workspace
 
 
 def caps(settings: Settings) -> dict[str, Any]:
-    """What of decoding bears on the figures."""
+    """Return the decoding settings that the figures depend on: the caps, but not the engine."""
     return settings.decoding.model_dump(exclude={"engine"})
 
 
 def changed_figures(
     measured_with: dict[str, Any], workspace: Workspace, settings: Settings, spec: ArtifactSpec, progress: Progress
 ) -> dict[str, Any]:
-    """Measure a finished method again if the caps have changed; empty if they have not.
+    """Measure a finished method again if the caps have changed since.
 
     Args:
-        measured_with: The caps of its figures; empty if they are not known.
-        spec: The finished method's.
+        measured_with: The caps that its figures were measured with; empty if they are not known.
+        spec: The specification of its artifact.
+
+    Returns:
+        The figures that replace those of its result; empty if the caps are the same or not known.
     """
     if measured_with in ({}, caps(settings)):
         return {}
@@ -45,7 +48,7 @@ def changed_figures(
 def validate(
     adapters: Adapters, folder: Path, problems: Sequence[Problem], settings: Settings, progress: Progress
 ) -> tuple[float, float]:
-    """Accuracy of a trained folder, and its mean number of tokens before the answer, decoding freely."""
+    """Measure the method in a folder: accuracy, and mean number of tokens between query and answer."""
     method = load_method(adapters, folder, settings.decoding)
     return accuracy_of(method, problems, settings.eval.batch_size, progress)
 
@@ -53,7 +56,7 @@ def validate(
 def accuracy_of(
     method: Method, problems: Sequence[Problem], batch_size: int, progress: Progress
 ) -> tuple[float, float]:
-    """Accuracy of a method, and its mean number of tokens before the answer."""
+    """Measure a method: accuracy, and mean number of tokens between query and answer."""
     marks: list[bool] = []
     num_tokens = 0
     for batch, replies, _ in ask(method, problems, batch_size, "validation", progress):
@@ -65,7 +68,7 @@ def accuracy_of(
 def ask(
     method: Method, problems: Sequence[Problem], batch_size: int, label: str, progress: Progress
 ) -> Iterator[tuple[Sequence[Problem], list[Reply], Seconds]]:
-    """Ask a method everything, in batches as the problems come; what it replies, and how long that took."""
+    """Ask a method all problems in batches, in their order; yield each batch with its replies and its time."""
     if isinstance(method, GoldMethod):
         method.show(problems)
     with progress.task(label, total=len(problems), unit="problems") as advance:
@@ -76,4 +79,5 @@ def ask(
 
 
 def is_right(problem: Problem, reply: Reply) -> bool:
+    """Tell whether a reply's answer is that of its problem."""
     return is_correct(reply.answer, problem.answer)

@@ -10,7 +10,12 @@ from torch import Tensor
 
 
 def pad_left(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Stack token ids of different lengths, padding before them.
+    """Stack token ids of different lengths, with padding before them.
+
+    Args:
+        rows: Token ids of each row.
+        fill: The id to pad with.
+        device: Where the tensors are made.
 
     Returns:
         ids_BT and mask_BT, True at real tokens.
@@ -22,19 +27,28 @@ def pad_left(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device |
 
 
 def pad_right(rows: Sequence[Sequence[int]], *, fill: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """The same with the padding behind."""
+    """Stack token ids of different lengths, with padding after them; otherwise as `pad_left`."""
     ids_BT, mask_BT = pad_left([row[::-1] for row in rows], fill=fill, device=device)
     return ids_BT.flip(1), mask_BT.flip(1)
 
 
 def first_columns(counts: Sequence[int], *, device: torch.device | str = "cpu") -> Tensor:
-    """True at each row's first `counts` columns of as many as the longest row has: B, K."""
+    """Make a mask that is True at each row's first columns: B, K.
+
+    Args:
+        counts: Number of columns for each row; K is the largest.
+        device: Where the mask is made.
+    """
     counts_B = torch.tensor(counts, device=device)
     return torch.arange(max(counts), device=device)[None] < counts_B[:, None]
 
 
 def positions(mask_BS: Tensor, num_new: int) -> Tensor:
-    """Positions of the newest tokens, counting real tokens only, so that padding never shifts one.
+    """Compute the positions of the newest tokens. Only real tokens count, so padding never shifts a position.
+
+    Args:
+        mask_BS: True at real tokens.
+        num_new: T.
 
     Returns:
         positions_BT: 0 at padding before the first real token.
@@ -43,23 +57,23 @@ def positions(mask_BS: Tensor, num_new: int) -> Tensor:
 
 
 def causal_mask(mask_BS: Tensor, num_new: int, *, window: int | None = None) -> Tensor:
-    """Which of all tokens each new token may attend to.
+    """Decide which tokens each new token may attend to.
 
     Args:
-        mask_BS: True at tokens that exist.
+        mask_BS: True at real tokens.
         num_new: T, the newest tokens.
-        window: Sliding window in real tokens, itself included; none by default.
+        window: Sliding window in real tokens, the token itself included; None for no limit.
 
     Returns:
-        allowed_B1TS: A padding token sees itself only, which keeps softmax finite.
+        allowed_B1TS: Every token attends to itself, padding too, because softmax over nothing is not finite.
     """
     num_all = mask_BS.shape[1]
     column_S = torch.arange(num_all, device=mask_BS.device)
-    row_T = column_S[num_all - num_new :]
-    allowed_BTS = (column_S[None, :] <= row_T[:, None])[None] & mask_BS[:, None, :]
+    new_T = column_S[num_all - num_new :]
+    allowed_BTS = (column_S[None, :] <= new_T[:, None])[None] & mask_BS[:, None, :]
     if window is not None:
-        place_BS = mask_BS.long().cumsum(dim=1)
-        distance_BTS = place_BS[:, num_all - num_new :, None] - place_BS[:, None, :]
+        position_BS = mask_BS.long().cumsum(dim=1)
+        distance_BTS = position_BS[:, num_all - num_new :, None] - position_BS[:, None, :]
         allowed_BTS &= distance_BTS < window
-    itself_TS = column_S[None, :] == row_T[:, None]
+    itself_TS = column_S[None, :] == new_T[:, None]
     return (allowed_BTS | itself_TS)[:, None]

@@ -1,4 +1,4 @@
-"""Linear probes: what can be read from a state by one matrix.
+"""Linear classifiers of states: what one matrix can read from them.
 
 Dimensions: M states, D width, C classes.
 """
@@ -10,32 +10,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PENALTY = 10.0
+"""Of the ridge regression, added to the diagonal of the Gram matrix."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear classifier of states."""
+    """A linear classifier of states into C classes."""
 
     weights_DC: Tensor
-    """One row more than D, the bias."""
+    """D + 1 rows; the last one is the bias."""
     classes_C: Tensor
+    """The label of each class."""
 
-    def read(self, states_MD: Tensor) -> Tensor:
-        """Each state's best class: M."""
+    def predict(self, states_MD: Tensor) -> Tensor:
+        """Return the label of each state's best class: M."""
         scores_MC = _with_bias(states_MD) @ self.weights_DC
         return self.classes_C[scores_MC.argmax(dim=1)]
 
     def is_right(self, states_MD: Tensor, labels_M: Tensor) -> Tensor:
-        """Whether that is its label: M."""
-        return self.read(states_MD) == labels_M
+        """Decide for each state whether the predicted label is the given one: M."""
+        return self.predict(states_MD) == labels_M
 
 
 def fit_probe(states_MD: Tensor, labels_M: Tensor) -> Probe:
-    """Ridge regression onto one-hot labels."""
-    classes_C, place_M = torch.unique(labels_M, return_inverse=True)
+    """Fit a probe by ridge regression onto one-hot labels; the tensors are on the CPU."""
+    classes_C, class_M = torch.unique(labels_M, return_inverse=True)
     design_MD = _with_bias(states_MD)
     gram_DD = design_MD.T @ design_MD + PENALTY * torch.eye(design_MD.shape[1])
-    return Probe(torch.linalg.solve(gram_DD, design_MD.T @ F.one_hot(place_M).float()), classes_C)
+    return Probe(torch.linalg.solve(gram_DD, design_MD.T @ F.one_hot(class_M).float()), classes_C)
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ class Logistic:
     bias: Tensor
 
     def logits(self, states: Tensor) -> Tensor:
-        """(..., D) -> (...), above 0 where it is likelier than not."""
+        """Compute logits, above 0 if the first class is the likelier one: (..., D) -> (...)."""
         return states.float() @ self.weight_D + self.bias
 
     def stricter(self, by: float) -> "Logistic":
-        """One whose logits are lower by that."""
+        """Return a classifier whose logits are lower by `by`."""
         return replace(self, bias=self.bias - by)
 
     def to(self, device: torch.device) -> "Logistic":
@@ -58,10 +60,15 @@ class Logistic:
 
 
 def fit_logistic(states_MD: Tensor, is_so_M: Tensor, *, penalty: float = 1e-4, iterations: int = 200) -> Logistic:
-    """Logistic regression: a convex problem, so it is solved to the optimum instead of trained by steps.
+    """Fit a logistic regression.
+
+    The problem is convex, so it is solved to the optimum (L-BFGS) instead of trained by gradient steps.
 
     Args:
-        penalty: Weight of the squared norm, in units of standardized states.
+        states_MD: Inputs; standardized before the fit.
+        is_so_M: True for states of the first class.
+        penalty: Weight of the squared norm of the standardized inputs' weights.
+        iterations: Most iterations.
     """
     states_MD = states_MD.float()
     mean_D, std_D = states_MD.mean(dim=0), states_MD.std(dim=0, correction=0).clamp_min(1e-6)
@@ -80,6 +87,7 @@ def fit_logistic(states_MD: Tensor, is_so_M: Tensor, *, penalty: float = 1e-4, i
 
     with torch.enable_grad():
         solver.step(closure)  # type: ignore[no-untyped-call]
+    # Undo the standardization, so that the classifier reads raw states.
     folded_D = (weight_D / std_D).detach()
     return Logistic(folded_D, (bias - folded_D @ mean_D).detach())
 

@@ -1,6 +1,6 @@
 """Choose which chain tokens to keep (paper, section 4.1).
 
-Positions count from 0 and come in reading order.
+Positions count from 0 and are returned in reading order.
 """
 
 from collections.abc import Callable
@@ -14,50 +14,54 @@ Select = Callable[[int, int, torch.Generator], list[int]]
 
 
 def num_kept(ratio: Decimal, num_chain: int) -> int:
-    """k = ceil(r * m), at least 1, in decimal arithmetic: 0.07 of 100 is 7, never 8.
+    """Compute k = ceil(r * m), at least 1, in decimal arithmetic: 0.07 of 100 is 7, never 8.
+
+    Args:
+        ratio: r.
+        num_chain: m, the number of chain tokens.
 
     Raises:
-        ValueError: for a ratio outside 0 < r <= 1 or an empty chain.
+        ValueError: if r is not in 0 < r <= 1, or the chain is empty.
     """
     if not 0 < ratio <= 1:
-        raise ValueError(f"a share of the chain needs 0 < r <= 1, not {ratio}")
+        raise ValueError(f"a compression ratio needs 0 < r <= 1, not {ratio}")
     if num_chain < 1:
         raise ValueError("an empty chain has no tokens to keep")
     return max(1, int((ratio * num_chain).to_integral_value(ROUND_CEILING)))
 
 
 def max_contemplation(ratio: Decimal, cap_tokens: int) -> int:
-    """h = 200 r, rounded up (paper, section 4.2)."""
+    """Compute the cap h = ceil(r * cap_tokens); the paper has cap_tokens = 200 (section 4.2)."""
     return num_kept(ratio, cap_tokens)
 
 
 def even(num_chain: int, num_tokens: int, generator: torch.Generator) -> list[int]:
-    """Evenly spaced positions; the last token is always kept."""
+    """Choose evenly spaced positions; the last token is always kept."""
     return [-(-(i + 1) * num_chain // num_tokens) - 1 for i in range(num_tokens)]
 
 
 def last(num_chain: int, num_tokens: int, generator: torch.Generator) -> list[int]:
-    """The chain's last k tokens: a control."""
+    """Choose the chain's last k tokens: a control."""
     return list(range(num_chain - num_tokens, num_chain))
 
 
 def at_random(num_chain: int, num_tokens: int, generator: torch.Generator) -> list[int]:
-    """k positions drawn without replacement: a control."""
+    """Draw k positions without replacement: a control."""
     drawn = torch.randperm(num_chain, generator=generator)[:num_tokens]
     return sorted(drawn.tolist())
 
 
 POSITIONAL: dict[str, Select] = {"even": even, "last": last, "random": at_random}
-"""Selectors that look at positions alone."""
+"""Selectors that depend on positions alone, by name."""
 
 
 def best(scores: Tensor, num_tokens: int) -> list[int]:
-    """The k best of m tokens by their scores."""
+    """Choose the k tokens with the highest scores."""
     return sorted(scores.topk(num_tokens).indices.tolist())
 
 
 def num_rounds(ratio: Decimal, num_tokens: int, num_segments: int) -> int:
-    """How many tokens each segment of a data set can give: r times a segment's mean length, rounded down, at least 1.
+    """Compute how many tokens to take from each segment: r times their mean length, rounded down, at least 1.
 
     Args:
         ratio: r.
@@ -68,39 +72,42 @@ def num_rounds(ratio: Decimal, num_tokens: int, num_segments: int) -> int:
 
 
 def best_of_each(scores: Tensor, segments: list[int], num_tokens: int, *, rounds: int) -> list[int]:
-    """The same number of tokens from every segment, and for the rest the end of the chain.
+    """Take the same number of tokens from every segment, and the rest from the end of the chain.
 
-    A segment gives its best token first, then every second token before that, the nearest first (they hold what the
-    best one is made from), then the others by score. What is left of k after the rounds goes to the chain's last
-    tokens. So which token comes next can be told from those before it: a choice that hung on k would hang on the
-    length of a chain that is not written yet. Where k does not suffice for a round, the last segment gives first, which
-    holds the result, then the others in their order. Where k does not suffice for the first one, the segments give in
-    their order and the last ones nothing: every token has one step to compute then, and the answer the rest, where a
-    token of two steps is what a generator learns slowest, and spoils all that come after it.
+    A segment is a line of the chain, one reasoning step. Within a segment the best token by score comes first, then
+    every second token before it, the nearest first (they hold what the best one is computed from), then the others by
+    score. Each round takes one token from every segment that has one left. What is left of k after the rounds goes to
+    the chain's last tokens. So the next token can be told from those before it. A choice that depended on k would
+    depend on the length of a chain that is not written yet.
+
+    If k does not suffice for a round, the last segment comes first, because it holds the result, then the others in
+    their order. If k does not even suffice for the first round, the segments come in their order and the last ones get
+    nothing. Then every token has one step to compute, and the answer has the rest. A token that covers two steps is
+    what a generator learns most slowly, and its errors spoil all tokens after it.
 
     Args:
         scores: One number for each of the m chain tokens.
-        segments: Which segment (a line of the chain: one reasoning step) each token belongs to, not decreasing.
+        segments: The number of each token's segment, not decreasing: m.
         num_tokens: k.
-        rounds: How many tokens a segment gives.
+        rounds: Most tokens to take from a segment before the end of the chain gets the rest.
     """
     *earlier, last = sorted(set(segments))
     order = (last, *earlier) if num_tokens > len(earlier) else (*earlier, last)
     ranked = [_ranked(scores, segments, segment) for segment in order]
-    given = [positions[rank] for rank in range(rounds) for positions in ranked if rank < len(positions)]
-    left = [position for position in reversed(range(len(segments))) if position not in given]
-    return sorted([*given, *left][:num_tokens])
+    taken = [positions[rank] for rank in range(rounds) for positions in ranked if rank < len(positions)]
+    left = [position for position in reversed(range(len(segments))) if position not in taken]
+    return sorted([*taken, *left][:num_tokens])
 
 
 def _ranked(scores: Tensor, segments: list[int], segment: int) -> list[int]:
-    """A segment's positions from its first choice to its last."""
+    """Return a segment's positions, the first choice first."""
     members = [position for position, each in enumerate(segments) if each == segment]
     top = max(members, key=lambda position: (float(scores[position]), position))
     return sorted(members, key=lambda position: _preference(position, top, float(scores[position])))
 
 
 def _preference(position: int, top: int, score: float) -> tuple[int, float, int]:
-    """Sorts a segment's positions from its first choice to its last."""
+    """Return a sort key for a segment's positions that puts the first choice first."""
     if position == top:
         return (0, 0.0, 0)
     if position < top and (top - position) % 2 == 0:
@@ -109,5 +116,5 @@ def _preference(position: int, top: int, score: float) -> tuple[int, float, int]
 
 
 def overlap(positions: list[int], others: list[int]) -> float:
-    """Share of the positions that are among the others."""
+    """Compute the fraction of the positions that are among the others."""
     return len({*positions} & {*others}) / len(positions)

@@ -1,6 +1,6 @@
-"""A stage's finished result: a folder whose manifest says what it is and what it was made from.
+"""Artifacts: a stage's finished result is a folder whose manifest says what it is and what it was made from.
 
-The manifest is written last and by rename, so an artifact exists exactly when its manifest does.
+The manifest is written last and by rename, so an artifact exists exactly if its manifest does.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ccot_cli.config import PLACES
+from ccot_cli.config import PATH_SETTINGS
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import sha256_of
 from ccot_cli.version import __version__
@@ -28,25 +28,25 @@ OTHER_BYTES = "does not hold the bytes that were written"
 
 @dataclass(frozen=True)
 class ArtifactSpec:
-    """Which artifact is wanted, and what it is to be made from."""
+    """An artifact that is asked for: its name, and what it must be made from."""
 
     stage: str
     key: str | None
     config: Mapping[str, Mapping[str, Any]]
     """The settings that the result depends on, by section."""
     inputs: Mapping[str, str]
-    """Fingerprints by name."""
+    """Fingerprints by name, as in `Manifest.inputs`."""
     overrides: tuple[str, ...] = ()
     """Settings that the command line gives, as `section.setting`."""
 
     @property
     def request(self) -> str:
-        """Equal for artifacts made from the same settings and inputs, finished or not."""
-        return _digest([FORMAT, _regardless_of_place(self.config), self.inputs])
+        """Hash that is equal for artifacts made from the same settings and inputs, finished or not."""
+        return _digest([FORMAT, _without_paths(self.config), self.inputs])
 
 
 class FileRecord(BaseModel):
-    """What a file of an artifact must be."""
+    """Hash and size in bytes that a file of an artifact must have."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,27 +65,27 @@ class Manifest(BaseModel):
     config: dict[str, dict[str, Any]]
     """The settings that the result depends on, by section."""
     inputs: dict[str, str]
-    """Fingerprints by name: `score` is the artifact of that stage with the same key, `score/r0.10` the one of that key;
-    other names are the stage's own affair."""
+    """Fingerprints by name: `score` is the artifact of that stage with the same key, `score/r0.10` the one of that key.
+    Other names, such as `model`, are inputs that are no artifacts."""
     overrides: tuple[str, ...]
-    """Settings that were given on the command line, as `section.setting`."""
+    """Settings that the command line gave, as `section.setting`."""
     versions: dict[str, str]
     files: dict[str, FileRecord]
     created: datetime
     summary: dict[str, Any]
     """Figures for `status`."""
     command: tuple[str, ...] = ()
-    """What was typed to make it, from the subcommand on and without the workspace; nothing where Python made it."""
+    """The command line that made it, from the subcommand on and without the workspace; empty if Python made it."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for artifacts that were made from the same things and hold the same bytes."""
+        """Hash that is equal for artifacts made from the same settings and inputs that hold the same bytes."""
         hashes = {name: record.sha256 for name, record in self.files.items()}
-        return _digest([self.format, self.stage, self.key, _regardless_of_place(self.config), self.inputs, hashes])
+        return _digest([self.format, self.stage, self.key, _without_paths(self.config), self.inputs, hashes])
 
     @property
     def spec(self) -> ArtifactSpec:
-        """Return what it was asked to be."""
+        """The specification that it was made to."""
         return ArtifactSpec(self.stage, self.key, self.config, self.inputs, self.overrides)
 
 
@@ -98,7 +98,7 @@ class Artifact:
 
     @property
     def name(self) -> str:
-        """`precompute`, `train-phi/r0.10`."""
+        """Stage and key: `precompute`, `train-phi/r0.10`."""
         return "/".join(part for part in (self.manifest.stage, self.manifest.key) if part)
 
     @property
@@ -110,29 +110,29 @@ class Artifact:
         return sum(record.size for record in self.manifest.files.values())
 
     def path(self, name: str) -> Path:
-        """Where one of its files stands.
+        """Return the path of one of its files.
 
         Raises:
-            CorruptError: for a name or a link that leads out of the artifact's folder.
+            CorruptError: if the name or a link leads out of the artifact's folder.
         """
         path = self.folder / name
         if not path.resolve().is_relative_to(self.folder.resolve()):
             raise CorruptError(f"{path} leads out of {self.folder}", fix="remove it, and see who put it there")
         return path
 
-    def is_whole(self) -> bool:
-        """Whether every file is there in its size. Reads none of them."""
+    def is_complete(self) -> bool:
+        """Tell whether every file exists with its size, without reading any."""
         paths = {self.path(name): record.size for name, record in self.manifest.files.items()}
         return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
     def damaged(self) -> Iterator[tuple[Path, str]]:
-        """Read every file; yield those that are not what the manifest says, with what is wrong."""
+        """Read every file; yield the path of each that is not as the manifest says, and what is wrong with it."""
         for name, record in self.manifest.files.items():
             path = self.path(name)
             if not path.is_file():
                 yield path, "is missing"
             elif (size := path.stat().st_size) != record.size:
-                yield path, f"holds {size:,} bytes, and {record.size:,} were written"
+                yield path, f"holds {size:,} bytes instead of {record.size:,}"
             else:
                 try:
                     if sha256_of(path) != record.sha256:
@@ -142,7 +142,7 @@ class Artifact:
 
 
 def draft_manifest(spec: ArtifactSpec, command: tuple[str, ...]) -> Manifest:
-    """Describe an artifact that is about to be made, by this command line."""
+    """Return the manifest of an artifact that is about to be made by a command line; files and summary are empty."""
     return Manifest(
         format=FORMAT,
         stage=spec.stage,
@@ -159,6 +159,14 @@ def draft_manifest(spec: ArtifactSpec, command: tuple[str, ...]) -> Manifest:
 
 
 def read_manifest(path: Path, text: bytes) -> Manifest:
+    """Parse a manifest.
+
+    Args:
+        path: Where it was read, for errors.
+
+    Raises:
+        CorruptError: if it is no manifest, or a newer version of the package wrote it.
+    """
     try:
         values = json.loads(text)
         if values["format"] > FORMAT:
@@ -170,12 +178,15 @@ def read_manifest(path: Path, text: bytes) -> Manifest:
 
 
 def has_moved(then: str | None, now: str | None) -> bool:
-    """Whether a file or folder may be the same elsewhere, by its name; the stage itself looks at what it holds."""
+    """Tell whether two paths may be one file or folder that was moved, because they have the same last part.
+
+    Whether the contents are the same is decided by fingerprints among the inputs.
+    """
     return then is not None and now is not None and Path(then).name == Path(now).name
 
 
 def differing_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings with other values then and now, and both, by dotted name in order."""
+    """Return the settings whose values differ, as (then, now) by dotted name, sorted."""
     before, after = _by_dotted_name(then), _by_dotted_name(now)
     names = sorted({*before, *after})
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
@@ -185,12 +196,13 @@ def _by_dotted_name(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
 
 
-def _regardless_of_place(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Settings by dotted name, but for where files lie: what they hold is among the inputs."""
-    return {name: value for name, value in _by_dotted_name(config).items() if name not in PLACES}
+def _without_paths(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return settings by dotted name, except for paths: the inputs hold fingerprints of what lies there."""
+    return {name: value for name, value in _by_dotted_name(config).items() if name not in PATH_SETTINGS}
 
 
 def now() -> datetime:
+    """Return the time in UTC, in whole seconds."""
     return datetime.now(UTC).replace(microsecond=0)
 
 

@@ -1,4 +1,4 @@
-"""Make an artifact: keep what an interrupted attempt has finished, and put the result in place in one step."""
+"""Make an artifact: reuse what an interrupted attempt has finished, and put the result in place in one step."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -12,39 +12,43 @@ from ccot_cli.workspace.artifact import MANIFEST_FILE, Artifact, FileRecord, Man
 
 BUILDING_FILE = "building.json"
 NEW, RETIRED = ".new", ".old"
-"""Suffixes of the folders beside an artifact's: of one that will replace it, and of one that was replaced."""
+"""Suffixes of folders beside an artifact's: of one that will replace it, and of one that was replaced."""
 
 
 @dataclass
 class Build:
-    """An artifact in the making."""
+    """An artifact that is being made."""
 
     folder: Path
     is_resumed: bool
-    """Whether the folder holds what an earlier attempt at the same work has finished."""
+    """Whether the folder holds work that an earlier attempt at the same artifact has finished."""
     summary: dict[str, Any] = field(default_factory=dict)
-    """Figures for `status`, to be filled in."""
+    """Figures for `status`, which the stage fills in."""
     _scratch: list[Path] = field(default_factory=list)
-    _noted: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    _hashes: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    """Stamp and hash of files that were hashed early."""
 
-    def note(self, path: Path) -> None:
-        """Hash a file that is finished while others are still being made; unless it changes, it is not read again."""
-        before = _stamp(path)
-        self._noted[path] = before, sha256_of(path)
+    def hash_early(self, path: Path) -> None:
+        """Hash a finished file while others are still being made, so that `finish` need not read it."""
+        stamp = _stamp(path)  # Taken first, so that a change during the reading shows.
+        self._hashes[path] = stamp, sha256_of(path)
 
     def _hash(self, path: Path) -> str:
-        stamp, known = self._noted.get(path, (None, ""))
+        stamp, known = self._hashes.get(path, (None, ""))
         return known if stamp == _stamp(path) else sha256_of(path)
 
     def scratch(self, name: str) -> Path:
-        """The path of a file that serves to resume and is no part of the result."""
+        """Return the path of a file or folder that serves to resume and is no part of the result."""
         self._scratch.append(self.folder / name)
         return self._scratch[-1]
 
     def finish(self, draft: Manifest, folder: Path) -> None:
-        """Write the manifest, now that all it speaks of is on the disk, in the place of what was in `folder` before."""
+        """Flush all files to the disk, move the build to `folder`, and then write the manifest.
+
+        An artifact that was in `folder` is removed once the new one is complete.
+        """
         manifest = draft.model_copy(update={"files": self._records(), "created": now(), "summary": self.summary})
-        passing = [path.relative_to(self.folder) for path in (*self._scratch, self.folder / BUILDING_FILE)]
+        temporary = [path.relative_to(self.folder) for path in (*self._scratch, self.folder / BUILDING_FILE)]
         retired = folder.with_name(folder.name + RETIRED)
         if self.folder != folder:
             remove(retired)
@@ -53,7 +57,7 @@ class Build:
             self.folder.rename(folder)
             flush_to_disk(folder.parent)
         write_json(folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
-        for path in (retired, *(folder / each for each in passing)):
+        for path in (retired, *(folder / name for name in temporary)):
             remove(path)
 
     def _records(self) -> dict[str, FileRecord]:
@@ -71,19 +75,28 @@ class Build:
 
 
 def open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
-    """Leave in the folder what may be kept, and return whether anything may."""
+    """Prepare a folder to build in: remove from it what the new build cannot reuse.
+
+    Args:
+        draft: Manifest of the artifact that will be built.
+        old: The finished artifact of that folder, if there is one. If it was made from the same settings and inputs,
+            its damaged files are removed and the others are reused.
+
+    Returns:
+        Whether anything is reused.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    doomed = [path for path, _ in old.damaged()] if old and old.manifest.spec.request == draft.spec.request else []
-    begun = begun_in(folder)
-    is_resumed = bool(doomed) or (begun is not None and begun.spec.request == draft.spec.request)
+    useless = [path for path, _ in old.damaged()] if old and old.manifest.spec.request == draft.spec.request else []
+    unfinished = read_draft(folder)
+    is_resumed = bool(useless) or (unfinished is not None and unfinished.spec.request == draft.spec.request)
     if not is_resumed:
-        # First of all, for an artifact whose files are going must not exist.
+        # The manifest goes first: an artifact without its files must not seem to exist.
         (folder / MANIFEST_FILE).unlink(missing_ok=True)
-        doomed = list(folder.iterdir())
+        useless = list(folder.iterdir())
     else:
-        # What a killed process was writing: our own partial files, and those that safetensors makes beside them.
-        doomed += [path for path in folder.iterdir() if path.suffix == PART or path.name.startswith(".")]
-    for path in doomed:
+        # A killed process leaves partial files: ours, and hidden ones that safetensors writes beside them.
+        useless += [path for path in folder.iterdir() if path.suffix == PART or path.name.startswith(".")]
+    for path in useless:
         remove(path)
     write_json(folder / BUILDING_FILE, draft.model_dump(mode="json"))
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
@@ -91,12 +104,12 @@ def open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
 
 
 def replacement_folder(folder: Path) -> Path:
-    """Where an artifact is made that will take the place of a finished one."""
+    """Return the folder in which an artifact is made that will replace the finished one of `folder`."""
     return folder.with_name(folder.name + NEW)
 
 
-def begun_in(folder: Path) -> Manifest | None:
-    """The draft of an attempt that did not finish."""
+def read_draft(folder: Path) -> Manifest | None:
+    """Return the manifest of an attempt that did not finish; None if there is no such attempt."""
     try:
         return Manifest.model_validate_json((folder / BUILDING_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -104,7 +117,7 @@ def begun_in(folder: Path) -> Manifest | None:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Changes whenever a file is written to."""
+    """Return a value that changes whenever a file is written to."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 

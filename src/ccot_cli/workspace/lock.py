@@ -1,4 +1,4 @@
-"""One process writes to a workspace at a time; whoever comes second is told who the first is."""
+"""The lock of a workspace: one process writes to it at a time, and a second one is told which process that is."""
 
 import json
 import os
@@ -19,35 +19,35 @@ HOLDER_FILE = ".lock.json"
 
 @contextmanager
 def lock(root: Path, command: tuple[str, ...]) -> Iterator[None]:
-    """Hold the workspace's lock, and leave a note of which command does.
+    """Hold the workspace's lock, and write down which command holds it.
 
     Raises:
         BusyError: if another process holds it.
         UsageError: if the workspace cannot be written to.
     """
-    # Most commands take no lock, and filelock brings asyncio with it.
+    # Imported here because it imports asyncio, and most commands take no lock.
     from filelock import FileLock, Timeout
 
-    held, note = FileLock(root / LOCK_FILE, timeout=0), root / HOLDER_FILE
+    file_lock, holder = FileLock(root / LOCK_FILE, timeout=0), root / HOLDER_FILE
     try:
-        held.acquire()
+        file_lock.acquire()
     except Timeout:
         raise _busy(root) from None
     except OSError as error:
         raise UsageError(f"cannot write to {root}: {error.strerror}", fix="work on a copy of it") from None
     try:
-        write_json(note, _this_process(command))
+        write_json(holder, _this_process(command))
         yield
     finally:
-        note.unlink(missing_ok=True)
-        held.release()
+        holder.unlink(missing_ok=True)
+        file_lock.release()
 
 
-def maker(root: Path, stage: str) -> str:
-    """Name the process that is making something of a stage right now; empty if none is known to."""
+def describe_builder(root: Path, stage: str) -> str:
+    """Describe the running process that is making artifacts of a stage; return "" if none is known."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         holder = json.loads((root / HOLDER_FILE).read_bytes())
-        os.kill(holder["pid"], 0)  # Raises if no such process is left.
+        os.kill(holder["pid"], 0)  # Raises if the process has ended.
         is_here = holder["host"] == socket.gethostname()
         if is_here and {stage, "sweep", "demo"} & set(shlex.split(holder["command"])):
             return f"by process {holder['pid']} since {holder['since']}"
@@ -60,7 +60,7 @@ def _busy(root: Path) -> BusyError:
             json.loads((root / HOLDER_FILE).read_bytes())
         )
     except (OSError, ValueError, KeyError):
-        who = "another process"  # It has the lock, and has not left its note yet.
+        who = "another process"  # It has taken the lock, but not written the holder file yet.
     return BusyError(f"{root.resolve().name} is in use by {who}", fix="wait until it has finished, or stop it")
 
 

@@ -1,10 +1,10 @@
-"""A folder of results, one per stage, that knows what each was made from.
+"""Workspaces: a folder with settings and the artifacts of every stage.
 
     my-run/ccot.yaml                      settings
-    my-run/precompute/manifest.json       an artifact: its files, and the manifest that makes it one
+    my-run/precompute/manifest.json       an artifact: a manifest beside the files that it describes
     my-run/train-phi/r0.10/manifest.json  a stage with one artifact for each compression ratio
 
-An artifact records what it was made from; when that has changed, it is stale.
+An artifact records what it was made from. It is stale if that has changed since.
 """
 
 import json
@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, get_args
 
-from ccot_cli.config import PLACES, Settings, stage_config
+from ccot_cli.config import PATH_SETTINGS, Settings, stage_config
 from ccot_cli.errors import CorruptError, MissingError, UsageError
 from ccot_cli.files import commit
 from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES, BaselineName
@@ -34,14 +34,14 @@ from ccot_cli.workspace.artifact import (
     has_moved,
     read_manifest,
 )
-from ccot_cli.workspace.build import BUILDING_FILE, RETIRED, Build, begun_in, open_folder, replacement_folder
-from ccot_cli.workspace.lock import lock, maker
+from ccot_cli.workspace.build import BUILDING_FILE, RETIRED, Build, open_folder, read_draft, replacement_folder
+from ccot_cli.workspace.lock import describe_builder, lock
 
 CACHE_FOLDER = "cache"
 
 
 class State(NamedTuple):
-    """Whether an artifact may be used, and what speaks against it."""
+    """Whether an artifact may be used, and the reason if it may not."""
 
     name: Literal["missing", "being made", "stale", "ready"]
     reason: str = ""
@@ -49,19 +49,19 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder with a `ccot.yaml`. Reading never writes, so a read-only folder will do."""
+    """A folder with a `ccot.yaml`. Reading from it works without write permission."""
 
     root: Path
     settings: Settings
     typed: tuple[str, ...] = ()
-    """The command line after `ccot` that works on it; empty if Python does."""
+    """The command line, after `ccot`, that works on it; empty if Python does."""
 
     @classmethod
     def create(cls, root: Path, preset: str) -> Self:
         """Make a folder with the settings of a preset.
 
         Raises:
-            UsageError: where there are settings already, or no such preset.
+            UsageError: if the folder has settings already or cannot be made, or if there is no such preset.
         """
         text = preset_text(preset)
         if (root / SETTINGS_FILE).exists():
@@ -70,17 +70,17 @@ class Workspace:
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"no folder can be made at {root}: {error.strerror}", fix="ccot init DIR") from None
+            raise UsageError(f"cannot make the folder {root}: {error.strerror}", fix="ccot init DIR") from None
         with commit(root / SETTINGS_FILE) as part:
             part.write_text(text, encoding="utf-8")
         return cls.open(root)
 
     @classmethod
     def open(cls, root: Path, typed: tuple[str, ...] = ()) -> Self:
-        """Read the settings of a workspace.
+        """Open a folder as a workspace, and read its settings.
 
         Raises:
-            UsageError: where there are none, or they are refused.
+            UsageError: if it has no settings, or they are refused.
         """
         if not (root / SETTINGS_FILE).is_file():
             fix = "name a folder" if root.is_file() else shlex.join(["ccot", "init", str(root)])
@@ -91,17 +91,20 @@ class Workspace:
     def find(
         cls, explicit: Path | None, environ: Mapping[str, str], start: Path, typed: tuple[str, ...] = ()
     ) -> Self | None:
-        """Open the workspace that is named, else $CCOT_WORKSPACE, else the nearest around `start`.
+        """Open the workspace that is named, else $CCOT_WORKSPACE, else the nearest at or above `start`.
+
+        Returns:
+            None if there is no workspace.
 
         Raises:
-            UsageError: where the folder named is no workspace.
+            UsageError: if the named folder is no workspace.
         """
         if explicit is None and environ.get(ENVIRONMENT_VARIABLE):
             explicit = Path(environ[ENVIRONMENT_VARIABLE])
         if explicit is not None:
             return cls.open(explicit, typed)
-        around = (folder for folder in (start, *start.parents) if (folder / SETTINGS_FILE).is_file())
-        nearest = next(around, None)
+        enclosing = (folder for folder in (start, *start.parents) if (folder / SETTINGS_FILE).is_file())
+        nearest = next(enclosing, None)
         return None if nearest is None else cls.open(nearest, typed)
 
     @property
@@ -110,28 +113,28 @@ class Workspace:
 
     @property
     def cache(self) -> Path:
-        """A folder for what may be deleted at any time and is then made again."""
+        """Folder of files that may be deleted at any time, because they can be made again."""
         return self.root / CACHE_FOLDER
 
     def cache_bytes(self) -> int:
-        """What that folder holds."""
+        """Return the size of the cache in bytes."""
         return sum(path.stat().st_size for path in self.cache.glob("*") if path.is_file())
 
     def command(self, *words: str) -> str:
-        """A command for people to copy; it says which workspace where the current folder does not."""
+        """Return a command for people to copy; it names the workspace unless the current folder is inside it."""
         root, here = self.root.resolve(), Path.cwd()
         shown = os.path.relpath(root) if root.is_relative_to(here) else str(root)
         return shlex.join(["ccot", *words, *([] if here.is_relative_to(root) else ["-w", shown])])
 
     def folder(self, stage: str, key: str | None = None) -> Path:
-        """Where an artifact stands, or will.
+        """Return the folder of an artifact, finished or not.
 
         Raises:
-            ValueError: for a stage that does not exist or a key that is no plain name.
-            CorruptError: where a link leads out of the workspace.
+            ValueError: if there is no such stage, or the key is no plain file name.
+            CorruptError: if a link leads out of the workspace.
         """
         if stage not in STAGES or (key is not None and (key != Path(key).name or key in ("", ".."))):
-            raise ValueError(f"no place for stage {stage!r} with key {key!r}")
+            raise ValueError(f"no folder for stage {stage!r} with key {key!r}")
         folder = self.root / stage / (key or "")
         if not folder.resolve().is_relative_to(self.root.resolve()):
             raise CorruptError(f"{folder} leads out of the workspace", fix="replace the link by a folder")
@@ -139,17 +142,17 @@ class Workspace:
 
     @staticmethod
     def input_name(artifact: Artifact, key: str) -> str:
-        """What an artifact is called among the inputs of another with this key."""
+        """Return an artifact's name among the inputs of another artifact that has this key."""
         return artifact.manifest.stage if artifact.manifest.key == key else artifact.name
 
     def finished(self, stage: str) -> list[str | None]:
-        """Keys with a manifest, stale ones too; `[None]` for a finished stage without keys."""
+        """Return the keys of a stage's finished artifacts, stale ones too; `[None]` for a stage without keys."""
         folder = self.folder(stage)
         keys = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}") if path.parent.suffix != RETIRED)
         return [None, *keys] if (folder / MANIFEST_FILE).is_file() else list(keys)
 
     def keys(self, stage: str) -> list[str]:
-        """Keys of the artifacts that `require` would return."""
+        """Return the keys of the artifacts that `require` would return."""
         usable = []
         for key in filter(None, self.finished(stage)):
             with suppress(MissingError, CorruptError):
@@ -158,10 +161,10 @@ class Workspace:
         return usable
 
     def artifact(self, stage: str, key: str | None = None) -> Artifact | None:
-        """The finished artifact, stale or not; None where there is none.
+        """Return the finished artifact, stale or not; None if there is none.
 
         Raises:
-            CorruptError: where its manifest cannot be read, is another's, or is of a later format.
+            CorruptError: if its manifest cannot be read, is another artifact's, or has a newer format.
         """
         folder = self.folder(stage, key)
         try:
@@ -176,28 +179,31 @@ class Workspace:
         return artifact
 
     def state(self, stage: str, key: str | None = None, settings: Settings | None = None) -> State:
-        """Whether an artifact is there and still made from these settings and the present inputs.
+        """Tell whether an artifact is finished and made from these settings and the present inputs.
+
+        Args:
+            settings: The workspace's own by default.
 
         Raises:
-            CorruptError: where a manifest cannot be read.
+            CorruptError: if a manifest cannot be read.
         """
         artifact = self.artifact(stage, key)
         if artifact is None:
             is_begun = self._begun(stage, key) is not None
-            if is_begun and (who := maker(self.root, stage)):
-                return State("being made", who)
-            return State("missing", "interrupted; the same command goes on" if is_begun else "")
+            if is_begun and (builder := describe_builder(self.root, stage)):
+                return State("being made", builder)
+            return State("missing", "interrupted; the same command resumes it" if is_begun else "")
         changes = [*_changed_settings(artifact.manifest, settings or self.settings), *self._changed_inputs(artifact)]
-        if not changes and not artifact.is_whole():
-            changes = ["it lacks a file, or a part of one"]
+        if not changes and not artifact.is_complete():
+            changes = ["a file is missing or has another size"]
         return State("stale", "; ".join(changes)) if changes else State("ready")
 
     def require(self, stage: str, key: str | None = None) -> Artifact:
-        """The artifact that another stage works on. Settings may have changed since; its inputs may not.
+        """Return the artifact that another stage reads. Its settings may have changed since; its inputs may not.
 
         Raises:
-            MissingError: where it is missing or was made from inputs that have changed.
-            CorruptError: where a manifest cannot be read, or a file is not there in its size.
+            MissingError: if it is missing, or made from inputs that have changed.
+            CorruptError: if a manifest cannot be read, or a file is missing or has another size.
         """
         artifact = self.artifact(stage, key)
         if artifact is None:
@@ -206,9 +212,10 @@ class Workspace:
             raise MissingError(
                 f"{artifact.name} of {self.name} is stale: {changes[0]}", fix=self.command_for(stage, key)
             )
-        if not artifact.is_whole():
+        if not artifact.is_complete():
             raise CorruptError(
-                f"{artifact.name} of {self.name} lacks a file, or a part of one", fix=self.command_for(stage, key)
+                f"a file of {artifact.name} in {self.name} is missing or has another size",
+                fix=self.command_for(stage, key),
             )
         return artifact
 
@@ -216,31 +223,31 @@ class Workspace:
         """Return the artifact if making it again would change nothing.
 
         Raises:
-            UsageError: where it, or what an interrupted attempt has left, differs in nothing but settings that were
-                given on the command line then and are not now: it would be lost to a command that only forgot them.
+            UsageError: if the artifact, finished or interrupted, differs only in settings that its command line gave
+                and this one does not. A command that merely forgot an option must not replace the work of hours.
         """
-        if found := self.matching(spec):
-            return found if found.is_whole() else None
+        if match := self.matching(spec):
+            return match if match.is_complete() else None
         artifact, folder = self.artifact(spec.stage, spec.key), self.folder(spec.stage, spec.key)
         for manifest in (artifact.manifest if artifact else None, self._begun(spec.stage, spec.key, has_work=True)):
             if manifest is None:
                 continue
             changed = differing_settings(manifest.config, spec.config)
             if changed and changed.keys() <= {*manifest.overrides} - {*spec.overrides}:
-                made = ", ".join(f"{name} = {json.dumps(then)}" for name, (then, _) in changed.items())
+                options = ", ".join(f"{name} = {json.dumps(then)}" for name, (then, _) in changed.items())
                 raise UsageError(
-                    f"{folder.relative_to(self.root)} of {self.name} was made with {made}, and would be replaced",
+                    f"{folder.relative_to(self.root)} of {self.name} was made with {options}, and would be replaced",
                     fix=f"{self.typed_for(spec.stage, spec.key) or 'give the same options'}, or remove {folder}",
                 )
         return None
 
     def matching(self, spec: ArtifactSpec) -> Artifact | None:
-        """Return the artifact, whole or not, if it was made from these settings and inputs."""
+        """Return the artifact, complete or damaged, if it was made from these settings and inputs."""
         artifact = self.artifact(spec.stage, spec.key)
         return artifact if artifact and artifact.manifest.spec.request == spec.request else None
 
     def refuse_while_busy(self) -> None:
-        """Leave before anything is loaded if another process works on this workspace.
+        """Raise early, before anything slow is loaded, if another process works on this workspace.
 
         Raises:
             BusyError: if one does.
@@ -250,10 +257,10 @@ class Workspace:
 
     @contextmanager
     def building(self, spec: ArtifactSpec) -> Iterator[Build]:
-        """Make an artifact: it exists once the block has ended without an exception.
+        """Make an artifact in a block; it exists after the block has ended without an exception.
 
-        What an interrupted attempt from the same settings and inputs has left is kept, and so are the sound files of
-        a damaged artifact. An artifact that was made otherwise stays in use until the new one takes its place.
+        The work of an interrupted attempt from the same settings and inputs is reused, and so are the sound files of a
+        damaged artifact. An artifact from other settings or inputs stays in use until the new one replaces it.
 
         Raises:
             BusyError: if another process works on this workspace.
@@ -264,20 +271,20 @@ class Workspace:
         with lock(self.root, self.typed):
             old = self.artifact(spec.stage, spec.key)
             is_replaced = old is not None and old.manifest.spec.request != spec.request
-            # A process that was killed while it put its work in place may have left it beside the folder.
-            is_left = old is None and replacement_folder(folder).exists()
-            place = replacement_folder(folder) if is_replaced or is_left else folder
-            build = Build(place, open_folder(place, draft, None if is_replaced else old))
+            # A process that was killed while it moved its work into place may have left it beside the folder.
+            is_left_over = old is None and replacement_folder(folder).exists()
+            build_folder = replacement_folder(folder) if is_replaced or is_left_over else folder
+            build = Build(build_folder, open_folder(build_folder, draft, None if is_replaced else old))
             yield build
             build.finish(draft, folder)
 
     def _changed_inputs(self, artifact: Artifact) -> list[str]:
-        """What it was made from and is no longer so, inputs of its inputs too."""
+        """Describe the inputs, and inputs of inputs, that are no longer those that it was made from."""
         changes = []
         for name, fingerprint in artifact.manifest.inputs.items():
             current = self._input(name, artifact.manifest.key)
             if current is None:
-                continue  # An input that is gone has not changed: hidden states may be deleted once they have served.
+                continue  # A deleted input has not changed: hidden states may be deleted after training.
             if current.fingerprint != fingerprint:
                 changes.append(f"{current.name} was made again since, and differs")
             else:
@@ -299,23 +306,27 @@ class Workspace:
         return MissingError(message, fix=self.command_for(stage, key))
 
     def _begun(self, stage: str, key: str | None, *, has_work: bool = False) -> Manifest | None:
-        """The draft of an attempt that did not finish; with `has_work`, of one that has left something."""
+        """Return the manifest of an attempt that did not finish.
+
+        Args:
+            has_work: Skip an attempt that has written no file of its own.
+        """
         for folder in (replacement_folder(self.folder(stage, key)), self.folder(stage, key)):
-            begun = begun_in(folder)
-            if begun and (not has_work or any(path.name != BUILDING_FILE for path in folder.iterdir())):
-                return begun
+            draft = read_draft(folder)
+            if draft and (not has_work or any(path.name != BUILDING_FILE for path in folder.iterdir())):
+                return draft
         return None
 
     def typed_for(self, stage: str, key: str | None) -> str | None:
-        """The command that made an artifact, or began it."""
+        """Return the command that began or made an artifact; None if it is not recorded."""
         with suppress(CorruptError):
-            made, begun = self.artifact(stage, key), self._begun(stage, key)
-            if typed := (begun and begun.command) or (made and made.manifest.command):
+            finished, begun = self.artifact(stage, key), self._begun(stage, key)
+            if typed := (begun and begun.command) or (finished and finished.manifest.command):
                 return self.command(*typed)
         return None
 
     def command_for(self, stage: str, key: str | None) -> str:
-        """The command that makes an artifact: what was typed, or what would make it of the workspace's settings."""
+        """Return the command that makes an artifact: what was typed, or what makes it from the workspace's settings."""
         if typed := self.typed_for(stage, key):
             return typed
         if key is None or stage == "eval":
@@ -334,12 +345,12 @@ def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
     return [
         f"{name}: {then} → {now}"
         for name, (then, now) in changed.items()
-        if name not in manifest.overrides and not (name in PLACES and has_moved(then, now))
+        if name not in manifest.overrides and not (name in PATH_SETTINGS and has_moved(then, now))
     ]
 
 
 def _shown_key(stage: str, key: str) -> str:
-    """A ratio as people write it, 0.1 for `r0.10` and 0.1-l4 for `r0.10-l4`; the name of a run as it is."""
+    """Return a key as people write it: 0.1 for `r0.10`, 0.1-l4 for `r0.10-l4`; the name of a run stays as it is."""
     if stage not in KEYED_STAGES:
         return key
     ratio, *variant = key[1:].split("-", 1)
@@ -347,13 +358,16 @@ def _shown_key(stage: str, key: str) -> str:
 
 
 def _repeatable(typed: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave the workspace out of a command line, so that it can be repeated; `demo` has commands of its own."""
-    kept: list[str] = []
-    option = ""
+    """Return a command line that can be repeated anywhere: without the workspace, and with absolute paths.
+
+    Empty for `demo`, because it runs stages that were not typed.
+    """
+    words: list[str] = []
+    previous = ""
     for word in typed:
-        if option in ("--data", "--model") and Path(word).exists():
+        if previous in ("--data", "--model") and Path(word).exists():
             word = str(Path(word).resolve())
-        if not {option, word} & {"-w", "--workspace"} and not word.startswith("--workspace="):
-            kept.append(word)
-        option = word
-    return () if "demo" in kept[:1] else tuple(kept)
+        if not {previous, word} & {"-w", "--workspace"} and not word.startswith("--workspace="):
+            words.append(word)
+        previous = word
+    return () if "demo" in words[:1] else tuple(words)

@@ -1,11 +1,12 @@
 """φ and ψ as two named LoRA adapters on θ, through PEFT.
 
-PEFT makes, saves and loads them. Which of them computes is decided here: PEFT's own switch walks through all modules,
-which takes as long as a small model takes for a few tokens, and re-enables gradients. Here a switch changes what the
-linear layers compute and nothing else; what is trained is declared once.
+PEFT creates, saves and loads the adapters. This module decides which of them computes. PEFT's own switch is not used:
+it walks through all modules, which takes as long as a small model takes for a few tokens, and it re-enables gradients.
+Here a switch replaces the `forward` of the linear layers and changes nothing else. What is trained is declared once.
 
-Where the model is small, an adapter computes with merged copies of its matrices, one product instead of three; a
-gradient reaches the adapter through the merging. θ's own are never touched: merged in place and back, they would drift.
+If θ is small, an adapter computes with merged copies W + s·B·A of θ's matrices W: one product instead of three.
+Gradients reach A and B through the merge. θ's own matrices are never changed: merged in place and back, they would
+drift (see `_merge`).
 """
 
 import json
@@ -33,11 +34,15 @@ PHI, PSI = "phi", "psi"
 MOST_MERGED_BYTES = 2 * 10**9
 """Size of θ up to which adapters keep merged copies."""
 Forward = Callable[[Tensor], Tensor]
+"""What a linear layer computes: (..., in) -> (..., out)."""
 _LAYER_NUMBER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
 def have_room_to_merge(theta: Theta) -> bool:
-    """Whether merged copies under φ and under ψ fit beside θ, for answering: in half precision they round anew."""
+    """Decide whether merged copies for φ and for ψ fit into memory beside θ.
+
+    Ask this for answering only: in half precision a merged copy is rounded once more.
+    """
     return not theta.blocks.is_offloaded and fits(2 * theta.num_bytes, theta.device)
 
 
@@ -48,20 +53,26 @@ class Adapters:
         """Attach nothing yet.
 
         Args:
-            merges: Whether to compute with merged copies; by default where θ is small, on the device and in
-                float32, which loses nothing by merging.
+            theta: The model that `add` and `load` attach adapters to.
+            merges: Whether to compute with merged copies. By default if θ is small, resident on the device and in
+                float32, so that merging loses nothing.
         """
         self.theta = theta
         is_small = theta.dtype == torch.float32 and theta.num_bytes <= MOST_MERGED_BYTES
         self.merges = is_small and not theta.blocks.is_offloaded if merges is None else merges
         self._peft: PeftModel | None = None
         self._layers: list[LoraLinear] = []
-        self._merged: dict[tuple[str, LoraLinear], _Merged] = {}
-        self._kept: dict[tuple[str, bool], _Kept] = {}
+        self._plain_forwards: list[Forward] = []
+        self._weights: dict[str, list[Tensor]] = {}
+        self._merged_layers: dict[tuple[str, LoraLinear], _MergedLayer] = {}
+        self._adapter_forwards: dict[tuple[str, bool], _AdapterForwards] = {}
 
     def add(self, name: str, *, rank: int, alpha: int, seed: int) -> None:
-        """Attach a fresh adapter to every linear layer of the decoder. It starts equal to θ (LoRA's B is zero)."""
-        # GPT-2 keeps its matrices transposed, in modules of transformers' own.
+        """Attach a fresh adapter to every linear layer of the decoder. It starts equal to θ (LoRA's B is zero).
+
+        An adapter of this name that is already attached is replaced.
+        """
+        # GPT-2 keeps its matrices transposed, in transformers' own Conv1D.
         is_transposed = any(isinstance(module, Conv1D) for module in self.theta.model.modules())
         config = LoraConfig(
             r=rank,
@@ -76,7 +87,7 @@ class Adapters:
             self._attach(name, config)
 
     def _attach(self, name: str, config: LoraConfig) -> None:
-        self._merged = {key: kept for key, kept in self._merged.items() if key[0] != name}
+        self._merged_layers = {key: layer for key, layer in self._merged_layers.items() if key[0] != name}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Adapter .* was active which is now deleted")
             # PEFT 0.21 asks transformers 5.23 for an attribute by its old name.
@@ -88,12 +99,12 @@ class Adapters:
                     self._peft.delete_adapter(name)
                 self._peft.add_adapter(name, config)
         self._layers = [module for module in self.theta.model.modules() if isinstance(module, LoraLinear)]
-        self._plain = [cast(Forward, layer.get_base_layer().forward) for layer in self._layers]
+        self._plain_forwards = [cast(Forward, layer.get_base_layer().forward) for layer in self._layers]
         self._weights = {
             each: [cast(Tensor, part[each].weight) for layer in self._layers for part in (layer.lora_A, layer.lora_B)]
             for each in self._peft.peft_config
         }
-        self._kept.clear()
+        self._adapter_forwards.clear()
         self.theta.model.eval()
         self.train_only(())
 
@@ -101,7 +112,7 @@ class Adapters:
         """Attach the adapter saved in `folder`.
 
         Raises:
-            CorruptError: where a tensor is missing, too many, misshapen or not finite, or a file is damaged.
+            CorruptError: if a file is damaged, or a tensor is missing, unknown, of a wrong shape or not finite.
         """
         try:
             settings = json.loads((folder / "adapter_config.json").read_text())
@@ -116,32 +127,37 @@ class Adapters:
 
     @staticmethod
     def _check(folder: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-        unlike = sorted(saved.keys() ^ expected.keys())
-        unlike += [name for name in saved.keys() & expected.keys() if saved[name].shape != expected[name].shape]
-        if unlike:
+        wrong = sorted(saved.keys() ^ expected.keys())
+        wrong += [name for name in saved.keys() & expected.keys() if saved[name].shape != expected[name].shape]
+        if wrong:
             raise CorruptError(
-                f"adapter {folder} does not fit this model: {len(unlike)} tensors differ, the first is {unlike[0]}",
+                f"adapter {folder} does not fit this model: {len(wrong)} tensors differ, the first is {wrong[0]}",
                 fix=f"use the model it was trained on, or {retrain_hint(folder.parent)}",
             )
-        broken = [name for name, tensor in saved.items() if not tensor.isfinite().all()]
-        if broken:
+        not_finite = [name for name, tensor in saved.items() if not tensor.isfinite().all()]
+        if not_finite:
             raise CorruptError(
-                f"adapter {folder} holds numbers that are not finite: {broken[0]}", fix=retrain_hint(folder.parent)
+                f"adapter {folder} holds numbers that are not finite: {not_finite[0]}", fix=retrain_hint(folder.parent)
             )
 
     def save(self, name: str, folder: Path) -> None:
         """Write `folder/name/` so that plain PEFT can load it."""
         self.peft.save_pretrained(str(folder), selected_adapters=[name])
-        for place in (folder, folder / name):
-            (place / "README.md").unlink(missing_ok=True)
+        for written in (folder, folder / name):  # PEFT's model card, an empty form
+            (written / "README.md").unlink(missing_ok=True)
 
     @property
     def peft(self) -> PeftModel:
+        """θ as PEFT wraps it, once an adapter is attached."""
         assert self._peft is not None, "no adapter was added"
         return self._peft
 
     def use(self, name: str | None) -> None:
-        """Compute with this adapter from now on; None is θ alone."""
+        """Compute with this adapter from now on; None is θ alone.
+
+        Call it again after a training step, and in the gradient mode of the pass that follows: a merged copy has the
+        adapter's numbers of this moment, and a copy made under `no_grad` passes no gradient on.
+        """
         if self._peft is None:
             assert name is None, f"no adapter {name}"
             return
@@ -150,42 +166,46 @@ class Adapters:
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Make the merged copies of all adapters, if there are to be any, before the first answer is waited for."""
+        """Make the merged copies of all adapters, if any are used, so that the first answer need not wait for them."""
         for name in self._peft.peft_config if self._peft else ():
             self.use(name)
 
     def _forwards(self, name: str | None) -> list[Forward]:
-        """What all layers compute; kept where nothing is trained, for to look at every layer takes long."""
+        """Return what every linear layer computes under an adapter, in the order of `_layers`."""
         if name is None:
-            return self._plain
+            return self._plain_forwards
         if torch.is_grad_enabled():
             return [self._forward(layer, name) for layer in self._layers]
-        versions, kept = [weight._version for weight in self._weights[name]], self._kept.pop((name, self.merges), None)
-        if kept is None or kept.versions != versions:
-            del kept  # before there are new copies beside the old ones
-            kept = _Kept(versions, [self._forward(layer, name) for layer in self._layers])
-        self._kept[name, self.merges] = kept
-        return kept.forwards
+        # Without gradients the whole list is kept as long as the adapter is the same, because asking every layer by
+        # itself is slow. torch counts a tensor's in-place writes in `_version`: a training step or a load raises it, so
+        # stale copies are found without comparing numbers. Writes through `.data` are not counted.
+        versions = [weight._version for weight in self._weights[name]]
+        cached = self._adapter_forwards.pop((name, self.merges), None)
+        if cached is None or cached.versions != versions:
+            del cached  # so that each old copy is freed as its new one is made
+            cached = _AdapterForwards(versions, [self._forward(layer, name) for layer in self._layers])
+        self._adapter_forwards[name, self.merges] = cached
+        return cached.forwards
 
     def _forward(self, layer: LoraLinear, name: str) -> Forward:
-        """What a layer computes under an adapter.
-
-        A merged copy that a gradient passes is made anew every time, because a backward pass goes through it once; the
-        others are kept for as long as their adapter does not change.
-        """
+        """Return what one layer computes under an adapter."""
         if not self.merges:
             return _split(layer, name)
         down, up = cast(Tensor, layer.lora_A[name].weight), cast(Tensor, layer.lora_B[name].weight)
         if torch.is_grad_enabled() and (down.requires_grad or up.requires_grad):
+            # Merged at every step: the merge is a part of the graph from A and B to the loss, the backward pass frees
+            # that graph, and the step that follows changes A and B.
             return _merge(layer, name) if _is_cheap_to_merge(down, up) else _split(layer, name)
-        version, kept = (down._version, up._version), self._merged.get((name, layer))
-        if kept is None or kept.version != version:
+        # Nothing is trained in this layer, so its copy serves until A or B changes. Each layer has a version of its
+        # own: a step of training layer by layer changes one layer and leaves the copies of the others valid.
+        version, cached = (down._version, up._version), self._merged_layers.get((name, layer))
+        if cached is None or cached.version != version:
             with torch.no_grad():
-                kept = self._merged[name, layer] = _Merged(version, _merge(layer, name))
-        return kept.forward
+                cached = self._merged_layers[name, layer] = _MergedLayer(version, _merge(layer, name))
+        return cached.forward
 
     def train_only(self, names: Iterable[str]) -> None:
-        """Declare the exact set of trainable parameters, by name; the others keep no gradient."""
+        """Declare the exact set of trainable parameters, by name; drop the gradients of all others."""
         trained = set(names)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in trained)
@@ -193,10 +213,11 @@ class Adapters:
                 parameter.grad = None
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return all parameters by name: θ's and those of every adapter."""
         return list(self.theta.model.named_parameters())
 
     def parameters(self, adapter: str, *, layers: range | None = None) -> dict[str, nn.Parameter]:
-        """One adapter's parameters by name, of the given decoder layers only (counted from 0)."""
+        """Return one adapter's parameters by name; if decoder layers are given (counted from 0), only theirs."""
         return {
             name: parameter
             for name, parameter in self.named_parameters()
@@ -204,30 +225,31 @@ class Adapters:
         }
 
     def state(self, name: str) -> dict[str, Tensor]:
-        """The adapter's tensors as PEFT saves them."""
+        """Return the adapter's tensors, named as PEFT saves them."""
         state: dict[str, Tensor] = get_peft_model_state_dict(self.peft, adapter_name=name)
         return state
 
 
-class _Kept(NamedTuple):
-    """What every layer computes under one adapter."""
+class _AdapterForwards(NamedTuple):
+    """What every linear layer computes under one adapter."""
 
     versions: list[int]
-    """Of its matrices."""
+    """Of the adapter's matrices when the copies were made."""
     forwards: list[Forward]
 
 
-class _Merged(NamedTuple):
-    """A function that computes what a LoRA layer does, with one matrix."""
+class _MergedLayer(NamedTuple):
+    """A merged copy of one linear layer under one adapter."""
 
     version: tuple[int, int]
-    """Changes whenever a number of the adapter does."""
+    """Of A and B when the copy was made."""
     forward: Forward
 
 
 def _split(layer: LoraLinear, name: str) -> Forward:
-    """θ's product and, beside it, the adapter's two, whose numbers may be finer."""
-    # Not the layer itself, which will hold the function: a model in such a circle stays in memory when it is let go.
+    """Return the function x -> W·x + s·B·(A·x), three products; A and B may be of a finer precision than W."""
+    # The parts, not the layer: the layer will hold this function, and a reference cycle would keep a model that is no
+    # longer used in memory until Python collects garbage.
     parts = layer.get_base_layer(), layer.lora_A[name], layer.lora_B[name], layer.scaling[name]
     return partial(_add_low_rank, *cast(tuple[nn.Module, nn.Linear, nn.Linear, float], parts))
 
@@ -239,22 +261,33 @@ def _add_low_rank(base: nn.Module, down: nn.Linear, up: nn.Linear, scale: float,
 
 
 def _merge(layer: LoraLinear, name: str) -> Forward:
+    """Return the function x -> (W + s·B·A)·x, one product with a merged copy.
+
+    A copy, never W itself: θ, φ and ψ alternate within a question. Adding s·B·A to W and subtracting it again would
+    leave a rounding error at every switch, most of all in bfloat16, and θ would drift away from the model it was.
+    """
     base = cast(nn.Linear, layer.get_base_layer())
+    # Rounded once: the sum has the finer precision of the two.
     weight = (base.weight + layer.get_delta_weight(name)).to(base.weight.dtype)
-    # GPT-2's modules have no bias-free form and keep their matrices transposed.
+    # GPT-2's Conv1D keeps its matrix transposed.
     return partial(F.linear, weight=weight.T.contiguous() if isinstance(base, Conv1D) else weight, bias=base.bias)
 
 
 def _is_cheap_to_merge(down: Tensor, up: Tensor) -> bool:
-    """Whether making one matrix, and its gradient, costs less than a backward pass through two narrow ones.
+    """Decide whether training through one merged matrix costs less than through A and B.
 
-    The matrix's own gradient takes in·out products for a token, theirs and what passes through them 3·rank·(in + out).
-    Being one product instead of three is worth a factor of two (timed on a CPU, at 1,024 tokens).
+    Per token, the gradient of the merged matrix takes in·out multiplications; A and B, with what passes through them,
+    take 3·rank·(in + out). One product instead of three is worth a factor of two (timed on a CPU, at 1,024 tokens).
+
+    Args:
+        down: A, (rank, in).
+        up: B, (out, rank).
     """
     (rank, width_in), width_out = down.shape, len(up)
     return width_in * width_out <= 6 * rank * (width_in + width_out)
 
 
 def _layer_of(parameter_name: str) -> int:
-    found = _LAYER_NUMBER.search(parameter_name)
-    return int(found.group(1)) if found else -1
+    """Return the decoder layer of a parameter (counted from 0), -1 if it is in none."""
+    match = _LAYER_NUMBER.search(parameter_name)
+    return int(match.group(1)) if match else -1

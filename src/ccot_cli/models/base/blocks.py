@@ -1,8 +1,8 @@
 """A decoder model as hidden-state indices 0..L: run any range of its layers, on any weights, with one cache.
 
-Index 0 is the embedding output, index i the raw output of decoder layer i; index L is before the final norm. Nothing
-here knows which family the model is beyond the names of its parts. `verify` proves that, part by part, they make up
-the model's own forward pass, and refuses a family where they do not.
+Index 0 is the embedding output, index i the raw output of decoder layer i; index L is before the final norm. Of a model
+family this module knows the names of the parts and nothing else. `verify` checks that the parts, run one by one, give
+the model's own forward pass, and refuses a family for which they do not.
 
 Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 """
@@ -25,26 +25,27 @@ _LAYERS = ("layers", "h", "blocks")
 _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 _POSITION_TABLES = ("wpe",)
 _VARYING_ROPE = ("dynamic", "longrope")
-"""Rotary kinds refused: tokens run at once would be rotated unlike tokens run one by one."""
+"""Rotary kinds that are refused: tokens run at once would be rotated differently from tokens run one by one."""
 _OTHER_FAMILY = "this family is not supported yet; Llama, Qwen, Mistral and GPT-2 are"
 
 
-def _first(module: nn.Module, names: tuple[str, ...]) -> Any:
+def _first(module: object, names: tuple[str, ...]) -> Any:
+    """Return the first of these attributes that the module has, else None."""
     return next((getattr(module, name) for name in names if hasattr(module, name)), None)
 
 
 def _window(config: Any, layer: int) -> int | None:
-    """The sliding window of a layer, None where it sees everything."""
+    """Return the sliding window of a layer in tokens, None if the layer sees everything."""
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     return window if types is None or types[layer] == "sliding_attention" else None
 
 
 class _Filled(Exception):  # noqa: N818
-    """A layer has left its keys and values."""
+    """Raised inside a layer once its keys and values are in the cache."""
 
 
-class _Filling:
-    """Stands in for a cache, and stops a layer once the cache has its keys and values."""
+class _FillOnly:
+    """Stands in for a cache and stops a layer once the cache has its keys and values."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -58,9 +59,13 @@ class Blocks:
     """The parts of a causal language model, run by hand."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """Find the parts by their names.
+
+        Raises:
+            UsageError: if a part is missing, or the rotary frequencies change with the length.
+        """
         body = getattr(model, model.base_model_prefix, None)
-        layers = _first(body, _LAYERS) if isinstance(body, nn.Module) else None
-        norm = _first(body, _NORMS) if isinstance(body, nn.Module) else None
+        layers, norm = _first(body, _LAYERS), _first(body, _NORMS)
         if not isinstance(layers, nn.ModuleList) or norm is None:
             raise UsageError(
                 f"{type(model).__name__} is built in a way that ccot does not know",
@@ -76,24 +81,25 @@ class Blocks:
         self.layers = layers
         self.norm = norm
         self.rotary = getattr(body, "rotary_emb", None)
-        self.position_table = _first(body, _POSITION_TABLES) if isinstance(body, nn.Module) else None
+        self.position_table = _first(body, _POSITION_TABLES)
         self.embedding: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
         self._windows = [_window(model.config, layer) for layer in range(len(layers))]
         self._offload: Offload | None = None
 
     def to(self, device: torch.device, *, offload: bool = False) -> None:
-        """Move the model.
+        """Move the model to a device.
 
         Args:
-            offload: Leave the decoder layers where they are; they come to the device one at a time.
+            device: Where states are computed from now on.
+            offload: Leave the decoder layers where they are and bring them to the device one at a time.
         """
         if not offload:
             self.model.to(device)  # type: ignore[arg-type]
             return
-        resting = set(self.layers.modules())
+        offloaded = set(self.layers.modules())
         for module in self.model.modules():
-            if module not in resting:
+            if module not in offloaded:
                 module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
         self._offload = Offload(self.layers, device)
 
@@ -103,7 +109,7 @@ class Blocks:
         return self._offload is not None
 
     def holding(self, layer: int) -> AbstractContextManager[None]:
-        """Keep a decoder layer (counted from 0) on the device meanwhile, so that it can be trained."""
+        """Keep a decoder layer (counted from 0) on the device inside the block, so that it can be trained."""
         return nullcontext() if self._offload is None else self._offload.holding(self.layers[layer])
 
     @property
@@ -115,27 +121,31 @@ class Blocks:
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L, the number of decoder layers."""
         return len(self.layers)
 
     @property
     def num_positions(self) -> int | None:
-        """Columns that a row can have; None where positions are not looked up in a table."""
+        """Size of the position table, the most tokens a row can have; None if the model has no such table."""
         return None if self.position_table is None else int(self.position_table.num_embeddings)
 
     @property
     def heads(self) -> tuple[int, int]:
-        """Heads of keys and values, and the channels of one."""
+        """Number of key-value heads, and the channels of one head."""
         config = self.model.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return heads, channels
 
     def free_positions(self, sequence: CachedSequence, reserved: int) -> Tensor:
-        """How many tokens each row can still have: B.
+        """Count how many more tokens each row can have: B, at least 1; the largest integer if nothing limits them.
+
+        Args:
+            sequence: What has been run so far.
+            reserved: Positions to leave for what comes later.
 
         Raises:
-            UsageError: where a row can have none.
+            UsageError: if a row has no position left.
         """
         used_B, most = sequence.mask_BS.sum(dim=1), self.num_positions
         if most is None:
@@ -148,14 +158,18 @@ class Blocks:
         return (most - used_B - reserved).clamp_min(1)
 
     def enter(self, embeds_BTD: Tensor, sequence: CachedSequence) -> Tensor:
-        """Index 0 of the newest columns, from embeddings or from states that are fed back in their place.
+        """Return the states at index 0 of the newest columns: B, T, D.
 
         GPT-2 adds its position table here, to contemplation tokens too.
-        """
-        return self._enter(embeds_BTD, self._layer_inputs(sequence, embeds_BTD).place_BT)
 
-    def _enter(self, embeds_BTD: Tensor, place_BT: Tensor) -> Tensor:
-        return embeds_BTD if self.position_table is None else embeds_BTD + self.position_table(place_BT)
+        Args:
+            embeds_BTD: Token embeddings, or states that are fed back in their place.
+            sequence: Already extended by these columns.
+        """
+        return self._enter(embeds_BTD, self._layer_inputs(sequence, embeds_BTD).positions_BT)
+
+    def _enter(self, embeds_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+        return embeds_BTD if self.position_table is None else embeds_BTD + self.position_table(positions_BT)
 
     def run(self, hidden_BTD: Tensor, first: int, last: int, sequence: CachedSequence) -> Tensor:
         """Take the newest T columns from index `first` to index `last`, filling the cache on the way.
@@ -172,7 +186,7 @@ class Blocks:
         return self.run_each(hidden_BTD, first, last, sequence)[-1]
 
     def run_each(self, hidden_BTD: Tensor, first: int, last: int, sequence: CachedSequence) -> list[Tensor]:
-        """The same, returning the states at every index from `first` to `last`."""
+        """Run as `run` does, and return the states at every index from `first` to `last`: B, T, D each."""
         inputs = self._layer_inputs(sequence, hidden_BTD)
         return self._run_each(hidden_BTD, first, last, sequence.cache, inputs)
 
@@ -185,21 +199,24 @@ class Blocks:
         return states
 
     def _layer_inputs(self, sequence: CachedSequence, hidden_BTD: Tensor) -> LayerInputs:
-        """For the newest columns, as many as there are states; what was made for other layers serves again."""
-        num_new, kept = hidden_BTD.shape[1], sequence.layer_inputs
-        if kept is not None and kept.mask_BS is sequence.mask_BS and kept.place_BT.shape[1] == num_new:
-            return kept
-        place_BT = positions(sequence.mask_BS, num_new)
-        rotary = None if self.rotary is None else self.rotary(hidden_BTD, position_ids=place_BT)
+        """Return what the layers need for the newest T columns, reusing what was made for other layers.
+
+        Of the states only the shape, the precision and the device matter.
+        """
+        num_new, cached = hidden_BTD.shape[1], sequence.layer_inputs
+        if cached is not None and cached.mask_BS is sequence.mask_BS and cached.positions_BT.shape[1] == num_new:
+            return cached
+        positions_BT = positions(sequence.mask_BS, num_new)
+        rotary = None if self.rotary is None else self.rotary(hidden_BTD, position_ids=positions_BT)
         masks = {window: sequence.attention(num_new, window, hidden_BTD.dtype) for window in set(self._windows)}
-        inputs = LayerInputs(sequence.mask_BS, place_BT, rotary, masks)
-        # A bias may be learned, and a pass without gradients would have made a mask that knows of none.
+        inputs = LayerInputs(sequence.mask_BS, positions_BT, rotary, masks)
+        # A bias may be trained: a mask that was made without gradients would pass none on to it.
         sequence.layer_inputs = inputs if sequence.bias_BS is None else None
         return inputs
 
-    def _arguments(self, inputs: LayerInputs, cache: "Cache | _Filling") -> dict[str, Any]:
-        """What every layer is given beside states and mask."""
-        arguments: dict[str, Any] = {"position_ids": inputs.place_BT, "past_key_values": cache, "use_cache": True}
+    def _arguments(self, inputs: LayerInputs, cache: "Cache | _FillOnly") -> dict[str, Any]:
+        """Return what every layer is given besides states and mask."""
+        arguments: dict[str, Any] = {"position_ids": inputs.positions_BT, "past_key_values": cache, "use_cache": True}
         if inputs.rotary is not None:
             arguments["position_embeddings"] = inputs.rotary
         return arguments
@@ -214,23 +231,24 @@ class Blocks:
         instead: Callable[[int, Tensor], Tensor] | None = None,
         is_last: Callable[[Tensor], bool] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Layers 1..l, token by token, each token's input being the last one's state at index l.
+        """Run layers 1..l token by token, feeding each token's state at index l to the next token as its input.
 
-        Gradients pass through the whole recurrence where the weights in use are trained.
+        If the weights in use are trained, gradients pass through the whole recurrence.
 
         Args:
-            sequence: Extended by T columns.
-            state_BD: The first input.
+            sequence: What comes before; extended by T columns, or fewer if `is_last` stops earlier.
+            state_BD: The first token's input.
             wanted_BT: True at tokens that exist.
-            instead: (column, a token's state at index l) -> what the next token is fed; that state itself by default.
-            is_last: A token's states at index l -> whether to stop there; the sequence forgets the other columns.
+            layer: l, 1 <= l <= L.
+            instead: (column, a token's state at index l) -> what the next token is fed instead of that state.
+            is_last: A token's states at index l -> whether it is the last one to run.
 
         Returns:
-            inputs_BTD, what was fed, and lower_BTD, states at index l.
+            inputs_BTD, what was fed, and lower_BTD, the states at index l. T counts the tokens that ran.
         """
         num_new = wanted_BT.shape[1]
-        # Positions, rotary tables and masks of all T columns are made once; each token takes its slice. Only how many
-        # columns there are must be known ahead, not the states in them.
+        # Positions, rotary tables and masks of all T columns are made once, and each token takes its slice. They follow
+        # from the mask. Of the states only the shape is needed, so the first one stands in for all.
         sequence.extend(wanted_BT)
         layer_inputs = self._layer_inputs(sequence, state_BD[:, None].expand(-1, num_new, -1))
         fed: list[Tensor] = []
@@ -239,90 +257,97 @@ class Blocks:
             if instead is not None and column:
                 state_BD = instead(column - 1, state_BD)
             fed.append(state_BD)
-            here = layer_inputs.columns(column, column + 1)
-            # The state enters at index 0, in an embedding's place: it passes through layers 1..l again.
-            entered_B1D = self._enter(state_BD[:, None], here.place_BT)
-            state_BD = self._run_each(entered_B1D, 0, layer, sequence.cache, here)[-1][:, 0]
+            token_inputs = layer_inputs.columns(column, column + 1)
+            # The state at index l enters at index 0, in an embedding's place, and passes through layers 1..l again.
+            entered_B1D = self._enter(state_BD[:, None], token_inputs.positions_BT)
+            state_BD = self._run_each(entered_B1D, 0, layer, sequence.cache, token_inputs)[-1][:, 0]
             lower.append(state_BD)
             if is_last is not None and is_last(state_BD):
                 break
         if len(lower) < num_new:
-            # The cache holds only the columns that ran. The mask must not promise more: the layers above run next, on
-            # these columns, and find their inputs already made.
-            kept = layer_inputs.columns(0, len(lower))
-            sequence.mask_BS = kept.mask_BS
-            sequence.layer_inputs = sequence.layer_inputs and kept
+            # The cache holds only the columns that ran, so the mask must not have more. The layers above run next, on
+            # the same columns; they find their inputs ready, cut to these columns.
+            ran = layer_inputs.columns(0, len(lower))
+            sequence.mask_BS = ran.mask_BS
+            sequence.layer_inputs = sequence.layer_inputs and ran
         return torch.stack(fed, dim=1), torch.stack(lower, dim=1)
 
     def fill(self, hidden_BTD: Tensor, index: int, sequence: CachedSequence) -> None:
-        """Leave the newest columns' keys and values in the cache at decoder layer `index`; nothing after is computed.
+        """Compute only the newest columns' keys and values at one decoder layer, and leave them in the cache.
 
         Args:
-            hidden_BTD: States at that index, 0 <= index < L.
+            hidden_BTD: States at `index`.
+            index: Hidden-state index that the layer reads, 0 <= index < L: the layer's number, counted from 0.
+            sequence: Already extended by these columns.
         """
-        arguments = self._arguments(self._layer_inputs(sequence, hidden_BTD), _Filling(sequence.cache))
+        arguments = self._arguments(self._layer_inputs(sequence, hidden_BTD), _FillOnly(sequence.cache))
         with suppress(_Filled):
             self.layers[index](hidden_BTD, attention_mask=None, **arguments)
 
     def place(self, states_BITD: Tensor, sequence: CachedSequence) -> None:
-        """Fill the cache of the newest T columns as if their states had been these at every index 0..L-1.
+        """Fill the cache of the newest T columns at all layers as if these had been their states.
 
-        The weights in use make the keys and values.
+        The keys and values are made by the weights in use.
 
         Args:
-            states_BITD: Second dimension: hidden-state indices from 0; what lies behind L-1 is not read.
+            states_BITD: Second dimension: hidden-state indices from 0. Indices above L-1 are not read.
             sequence: Already extended by these columns.
         """
         for index in range(self.num_layers):
             self.fill(states_BITD[:, index], index, sequence)
 
     def run_ids(self, ids_BT: Tensor, mask_BT: Tensor, sequence: CachedSequence, *, last: int | None = None) -> Tensor:
-        """Append tokens and take them to index `last`, L by default."""
+        """Append tokens to the sequence and run them to index `last`, L by default: B, T, D."""
         sequence.extend(mask_BT)
         hidden_BTD = self.enter(self.embedding(ids_BT), sequence)
         return self.run(hidden_BTD, 0, self.num_layers if last is None else last, sequence)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits from states at index L: (..., D) -> (..., V)."""
+        """Compute next-token logits from states at index L: (..., D) -> (..., V)."""
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 
     @torch.no_grad()
     def verify(self) -> None:
-        """Compare with the model's own forward pass: two rows, one padded, in two parts with a cache between them.
+        """Compare with the model's own forward pass, on two rows, one of them padded, run in two parts with a cache.
 
         Raises:
-            UsageError: where they differ: the family does something between its parts (scales, caps, reuses states), or
-                keeps no such cache.
-            CorruptError: where the model's own numbers are not finite.
+            UsageError: if they differ: the family does something between its parts (scales, caps, reuses states), or
+                has another kind of cache.
+            CorruptError: if the model's own logits are not finite.
         """
         name = type(self.model).__name__
         ids_N = torch.arange(3, 11, device=self.device) % self.model.config.vocab_size
         expected_BTV = torch.cat([self.model(input_ids=ids_N[None, skipped:]).logits[:, -3:] for skipped in (0, 2)])
         if not expected_BTV.isfinite().all():
-            raise CorruptError(f"{name} answers with numbers that are not finite", fix="fetch its weights again")
+            raise CorruptError(f"{name} answers with numbers that are not finite", fix="download its weights again")
         try:
-            found_BTV = self._in_two_parts(ids_N)
+            actual_BTV = self._in_two_parts(ids_N)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(f"{name} cannot be run layer by layer: {first_line}", fix=_OTHER_FAMILY) from error
         scale = expected_BTV.abs().max().clamp_min(1e-6)
-        error_share = ((found_BTV - expected_BTV).abs().max() / scale).item()
-        if not error_share <= (1e-3 if expected_BTV.dtype == torch.float32 else 5e-2):
+        relative_error = ((actual_BTV - expected_BTV).abs().max() / scale).item()
+        # Not `>`: an error that is not a number is refused too.
+        if not relative_error <= (1e-3 if expected_BTV.dtype == torch.float32 else 5e-2):
             raise UsageError(
-                f"{name} run layer by layer is off by {error_share:.1%} from its own forward pass", fix=_OTHER_FAMILY
+                f"{name} run layer by layer is off by {relative_error:.1%} from its own forward pass", fix=_OTHER_FAMILY
             )
 
     def _in_two_parts(self, ids_N: Tensor) -> Tensor:
-        """Logits at the last three tokens of all ids, and of all but the first two behind padding."""
+        """Compute logits at the last three tokens, from all ids and from all but the first two, with padding before.
+
+        Returns:
+            2, 3, V.
+        """
         mask_BN = torch.ones(2, len(ids_N), dtype=torch.bool, device=ids_N.device)
         mask_BN[1, :2] = False
         ids_BN, sequence = ids_N.expand(2, -1), CachedSequence.empty(2, ids_N.device)
         top = self.num_layers - 1
         self.fill(self.run_ids(ids_BN[:, :-3], mask_BN[:, :-3], sequence, last=top), top, sequence)
-        kept = [each for layer in range(self.num_layers) for each in sequence.keys_values(layer)]
-        if any((each.shape[1], each.shape[3]) != self.heads for each in kept):
-            raise ValueError("its keys and values are not of the heads that its settings say")
+        cached = [each for layer in range(self.num_layers) for each in sequence.keys_values(layer)]
+        if any((each.shape[1], each.shape[3]) != self.heads for each in cached):
+            raise ValueError("its keys and values do not have the heads that its config states")
         return self.logits(self.run_ids(ids_BN[:, -3:], mask_BN[:, -3:], sequence))

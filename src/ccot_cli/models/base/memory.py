@@ -1,4 +1,4 @@
-"""How much memory there is, and the same work in smaller parts if it does not suffice."""
+"""Available memory, and how to do work in smaller parts if it does not suffice."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,13 @@ Result = TypeVar("Result")
 
 
 def in_parts(items: Sequence[Item], run: Callable[[Sequence[Item]], Result]) -> Iterator[Result]:
-    """Run something on a batch; where that does not fit into memory, on its halves, and on theirs.
+    """Run work on a batch; if that does not fit into memory, on its halves, their halves and so on.
+
+    Yields:
+        The result of each part, in the order of the items.
 
     Raises:
-        ResourceError: where a single item does not fit.
+        ResourceError: if a single item does not fit.
     """
     result = _attempt(items, run)
     if result is not None:
@@ -30,7 +33,7 @@ def in_parts(items: Sequence[Item], run: Callable[[Sequence[Item]], Result]) -> 
 
 
 def _attempt(items: Sequence[Item], run: Callable[[Sequence[Item]], Result]) -> Result | None:
-    """Nothing where memory did not suffice; by then what the attempt held has been let go."""
+    """Return the result, or None if memory did not suffice; then the memory of the attempt is free again."""
     try:
         return run(items)
     except (MemoryError, RuntimeError) as error:
@@ -38,29 +41,30 @@ def _attempt(items: Sequence[Item], run: Callable[[Sequence[Item]], Result]) -> 
             raise
         if len(items) == 1:
             raise does_not_fit() from error
-    # Outside the handler, whose traceback would hold on to the batch's tensors.
+    # Not in the handler: its traceback would keep the batch's tensors alive.
     release()
     return None
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """On a CPU, torch raises a plain RuntimeError."""
+    """Decide whether an error means that memory did not suffice."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # What torch says on Windows and on Linux.
+    # On a CPU torch raises a plain RuntimeError, with the first text on Windows and the second on Linux.
     return any(words in str(error) for words in ("not enough memory", "can't allocate memory"))
 
 
-SHARE = 0.5
+USABLE_FRACTION = 0.5
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files in which cgroup v2 and v1 state a container's limit, in bytes."""
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:
-    """Whether these bytes take half of a device's memory at most; on a GPU, of what is free."""
+    """Decide whether so many bytes take at most half of a device's memory; on a GPU, of its free memory."""
     if device.type == "cuda":
-        release()  # What torch keeps for its next tensors would count as taken.
-        return num_bytes <= SHARE * torch.cuda.mem_get_info(device)[0]
-    return num_bytes <= SHARE * min([_machine_bytes(), *_container_bytes()])
+        release()  # memory that torch keeps for its next tensors would count as taken
+        return num_bytes <= USABLE_FRACTION * torch.cuda.mem_get_info(device)[0]
+    return num_bytes <= USABLE_FRACTION * min([_machine_bytes(), *_container_bytes()])
 
 
 def _machine_bytes() -> int:
@@ -68,19 +72,20 @@ def _machine_bytes() -> int:
 
 
 def _container_bytes() -> Iterator[int]:
-    """What a container may take, where there is a limit."""
+    """Yield the memory limit of the container, if there is one."""
     for path in LIMITS:
         with suppress(OSError, ValueError):  # cgroup v2 writes "max" for no limit
             yield int(path.read_text())
 
 
 def release() -> None:
-    """Give back what torch keeps for its next tensors."""
+    """Give GPU memory back that torch keeps for its next tensors."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def does_not_fit() -> ResourceError:
+    """Return the error for work that fails on a single question."""
     return ResourceError(
         "a single question does not fit into memory", fix="a shorter question, a smaller model, or --device cpu"
     )

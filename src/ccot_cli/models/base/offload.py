@@ -1,4 +1,4 @@
-"""Decoder layers that rest in main memory and come to the device one at a time, for a model that is larger than it."""
+"""Offloading: decoder layers stay in main memory and come to the device one at a time, for a model larger than it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,49 +10,51 @@ from torch import Tensor, nn
 
 
 class Offload:
-    """Brings modules to a device whenever they run, and lets them go afterwards.
+    """Copies modules to a device when they run, and frees the copies afterwards.
 
     Args:
-        modules: What rests; from now on each comes and goes by itself.
+        modules: The modules to offload. Hooks on their forward pass do all the work.
         device: Where they compute.
     """
 
     def __init__(self, modules: Iterable[nn.Module], device: torch.device) -> None:
         self._device = device
-        self._num_entered: Counter[nn.Module] = Counter()
-        self._resting: dict[nn.Module, list[tuple[Tensor, Tensor, int]]] = {}
+        self._num_users: Counter[nn.Module] = Counter()
+        self._homes: dict[nn.Module, list[tuple[Tensor, Tensor, int]]] = {}
+        """For each module on the device: its tensors, their numbers in main memory, and their versions on loading."""
         for module in modules:
-            module.register_forward_pre_hook(lambda module, inputs: self._come(module))
-            module.register_forward_hook(lambda module, inputs, output: self._go(module), always_call=True)
+            module.register_forward_pre_hook(lambda module, inputs: self._load(module))
+            module.register_forward_hook(lambda module, inputs, output: self._unload(module), always_call=True)
 
     @contextmanager
     def holding(self, module: nn.Module) -> Iterator[None]:
-        """Keep a module on the device meanwhile, and take home what was trained there.
+        """Keep a module on the device inside the block, and copy back what was trained there.
 
-        Only so can a gradient pass it: a backward pass needs the numbers of the forward one where they were.
+        Gradients need this: a backward pass reads the weights of the forward pass in the same memory.
         """
         try:
-            self._come(module)
+            self._load(module)
             yield
         finally:
-            self._go(module)
+            self._unload(module)
 
-    def _come(self, module: nn.Module) -> None:
-        self._num_entered[module] += 1
-        if self._num_entered[module] > 1:
+    def _load(self, module: nn.Module) -> None:
+        self._num_users[module] += 1
+        if self._num_users[module] > 1:
             return
-        resting = self._resting[module] = []
+        homes = self._homes[module] = []
         for tensor in chain(module.parameters(), module.buffers()):
-            resting.append((tensor, tensor.data, tensor._version))
+            homes.append((tensor, tensor.data, tensor._version))
             tensor.data = tensor.data.to(self._device, copy=True)
 
-    def _go(self, module: nn.Module) -> None:
-        self._num_entered[module] -= 1
-        if self._num_entered[module]:
+    def _unload(self, module: nn.Module) -> None:
+        self._num_users[module] -= 1
+        if self._num_users[module]:
             return
-        for tensor, home, version in self._resting.pop(module):
+        for tensor, home, version in self._homes.pop(module):
             if tensor._version != version:
                 home.copy_(tensor.data)
             tensor.data = home
-        # A model in a circle would stay in memory when it is let go.
-        del self._num_entered[module]
+        # The module's hooks refer to this object; a reference back would be a cycle, which keeps a model that is no
+        # longer used in memory until Python collects garbage.
+        del self._num_users[module]

@@ -1,4 +1,4 @@
-"""Models of a given shape with random weights: how fast a method is does not depend on what a model has learned."""
+"""Models of a given shape with random weights, to measure speed: it does not depend on what a model has learned."""
 
 import re
 
@@ -10,33 +10,36 @@ from ccot_cli.errors import UsageError
 from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER, Theta
 
-NAMED = {"llama2-7b": (32, 4096, 11008, 32, 32000)}
+NAMED_SHAPES = {"llama2-7b": (32, 4096, 11008, 32, 32000)}
 """Layers, width, width of the feed-forward part, heads, vocabulary."""
 
 
 def read_shape(text: str) -> tuple[int, int, int, int, int]:
-    """`llama2-7b`, or layers and width as `16x512`.
+    """Parse a name such as `llama2-7b`, or layers and width such as `16x512`.
+
+    Returns:
+        Layers, width, width of the feed-forward part, heads, vocabulary.
 
     Raises:
-        UsageError: for anything else.
+        UsageError: if the text is neither, or the width is not a multiple of 64.
     """
-    if text in NAMED:
-        return NAMED[text]
-    found = re.fullmatch(r"([1-9][0-9]{0,2})x([1-9][0-9]{1,4})", text)
-    if found is None or int(found[2]) % 64:
+    if text in NAMED_SHAPES:
+        return NAMED_SHAPES[text]
+    match = re.fullmatch(r"([1-9][0-9]{0,2})x([1-9][0-9]{1,4})", text)
+    if match is None or int(match[2]) % 64:
         raise UsageError(
-            f"{text!r} is no shape",
-            fix=f"--shape 16x512 (layers, and a width in 64s), or {', '.join(NAMED)}",
+            f"{text!r} is not a shape",
+            fix=f"--shape 16x512 (layers, and a width that is a multiple of 64), or {', '.join(NAMED_SHAPES)}",
         )
-    layers, width = int(found[1]), int(found[2])
+    layers, width = int(match[1]), int(match[2])
     return layers, width, -(-8 * width // 3 // 64) * 64, width // 64, 32000
 
 
 def random_theta(shape: str, *, device: torch.device, dtype: torch.dtype) -> Theta:
-    """A Llama of that shape, seed 0, with the embedded tokenizer.
+    """Build a Llama of a shape (see `read_shape`) with random weights, always the same, and the embedded tokenizer.
 
     Raises:
-        UsageError: for a shape that cannot be read.
+        UsageError: if the shape cannot be read.
     """
     layers, width, inner, heads, vocabulary = read_shape(shape)
     config = LlamaConfig(

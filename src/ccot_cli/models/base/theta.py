@@ -1,6 +1,6 @@
 """Load the frozen base model θ and its tokenizer.
 
-`embedded` is the small model inside the package; everything else goes to transformers, always as safetensors and
+`embedded` is the small model inside the package. Any other name is loaded by transformers, always from safetensors and
 never with remote code.
 """
 
@@ -24,9 +24,9 @@ from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.names import EMBEDDED
 
 EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
-ROOM = 256
-"""Positions for contemplation tokens, or a chain, and the answer."""
-_SHAPING = (
+RESERVED_POSITIONS = 256
+"""Positions left after a query for contemplation tokens, or a chain, and the answer."""
+_FINGERPRINTED = (
     "rope_parameters",
     "rope_theta",
     "rope_scaling",
@@ -39,12 +39,12 @@ _SHAPING = (
     "hidden_act",
     "activation_function",
 )
-"""Settings that bear on what a model computes and that no weight shows."""
+"""Settings of a model that change what it computes but none of its weights."""
 
 
 @dataclass(frozen=True)
 class Theta:
-    """The base model, frozen, with everything that is derived from it."""
+    """The frozen base model with its tokenizer and its parts."""
 
     name: str
     model: PreTrainedModel
@@ -53,62 +53,70 @@ class Theta:
 
     @property
     def device(self) -> torch.device:
+        """Where states are computed."""
         return self.blocks.device
 
     @property
     def device_name(self) -> str:
-        """What times were measured on, for people: the GPU's name, or the CPU's threads."""
+        """Name of the device for reports of times: the GPU's name, or the CPU's number of threads."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{self.device.type}, {torch.get_num_threads()} threads"
 
     @property
     def dtype(self) -> torch.dtype:
+        """Precision of the weights and the states."""
         return self.model.dtype
 
     @property
     def num_bytes(self) -> int:
-        """Of its parameters, adapters included where some are attached."""
+        """Bytes of all parameters, including those of attached adapters."""
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
     @property
     def num_layers(self) -> int:
+        """L, the number of decoder layers."""
         return self.blocks.num_layers
 
     @property
     def pad_id(self) -> int:
-        """An id for padding; what it is never matters."""
+        """A token id for padding. Any id works: padding is masked."""
         pad: int | None = self.encoder.tokenizer.pad_token_id
         return self.eos_id if pad is None else pad
 
     @property
     def longest_query(self) -> int | None:
-        """Tokens that a query may have, with room for what comes behind it; None where there is no limit."""
+        """Most tokens of a query that leaves `RESERVED_POSITIONS` for what follows; None if there is no limit."""
         most: int | None = getattr(self.model.config, "max_position_embeddings", None)
-        return None if most is None else most - ROOM
+        return None if most is None else most - RESERVED_POSITIONS
 
     @property
     def eos_id(self) -> int:
+        """The token id that ends an answer."""
         eos: int = self.encoder.tokenizer.eos_token_id
         return eos
 
     def require_resident(self, doing: str, *, instead: str = "") -> None:
-        """For work whose gradients pass several layers at once.
+        """Refuse an offloaded model for work whose gradients pass through several layers at once.
+
+        Args:
+            doing: The work, as the subject of the message.
+            instead: Another remedy to offer first.
 
         Raises:
-            UsageError: where the layers come to the device one at a time.
+            UsageError: if the decoder layers come to the device one at a time.
         """
         if self.blocks.is_offloaded:
             raise UsageError(
                 f"{doing} needs all of θ's layers on {self.device}, but model.offload leaves them in main memory",
-                fix=f"{instead}set model.offload to false in ccot.yaml, with a device that holds θ",
+                fix=f"{instead}set model.offload to false in ccot.yaml and use a device that holds θ",
             )
 
     def fingerprint(self) -> str:
-        """Tells this model, tokenizer and template from others: hash of shapes, samples of weights, settings that no
-        weight shows, and a text's ids.
+        """Compute a hash that tells this model, tokenizer and template from others.
 
-        The precision that a device asks for makes no difference.
+        It covers shapes and samples of the weights, the settings in `_FINGERPRINTED` and the token ids of a text. The
+        precision that a device asks for and attached adapters make no difference.
         """
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
@@ -116,7 +124,7 @@ class Theta:
                 continue
             sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].bfloat16().float().cpu().numpy().tobytes()
             digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode() + sample)
-        config = {key: getattr(self.model.config, key, None) for key in _SHAPING}
+        config = {key: getattr(self.model.config, key, None) for key in _FINGERPRINTED}
         digest.update(json.dumps(config, sort_keys=True, default=str).encode())
         digest.update(str(self.encoder.query('Mia has 12 pens: $3.50, "all".\n')).encode())
         digest.update(str(self.encoder.answer_marker).encode())
@@ -124,10 +132,10 @@ class Theta:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the first GPU where there is one.
+    """Return the device of this name; `auto` is the first GPU, or the CPU if there is none.
 
     Raises:
-        UsageError: for a device that is not there.
+        UsageError: if there is no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -141,32 +149,14 @@ def resolve_device(name: str) -> torch.device:
 
 
 def load_theta(config: ModelConfig) -> Theta:
-    """Load the model and prove that it can be run layer by layer.
+    """Load the model and check that it can be run layer by layer.
 
     Raises:
-        UsageError: for a name that is no model, or a family that is not supported.
-        ResourceError: where files cannot be had, for want of a network for example.
+        UsageError: if the name is not a model's, or the family is not supported.
+        ResourceError: if files cannot be fetched, or the model does not fit into the device's memory.
     """
     device = resolve_device(config.device)
-    source: str | Path = EMBEDDED_FOLDER if config.name == EMBEDDED else config.name
-    options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
-    if isinstance(source, Path) or Path(source).exists():
-        options["local_files_only"] = True
-    dtype: Any = config.dtype
-    if dtype == "auto":
-        dtype = torch.float32 if device.type == "cpu" else "auto"
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would tell of every attempt
-    transformers.logging.disable_progress_bar()  # it would draw on stderr while an answer is all that was asked for
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        load = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **options)
-        model = load(dtype=dtype)
-        if config.dtype == "auto" and model.dtype == torch.float16:
-            # Gradients of states would fall below what float16 can hold. Cast afterwards, the frequencies of the
-            # positions would be rounded too.
-            model = load(dtype=torch.bfloat16)
-    except (OSError, ValueError) as error:
-        raise _explain(config.name, error) from error
+    tokenizer, model = _load_pretrained(config, device)
     blocks = Blocks(model.requires_grad_(False).eval())
     try:
         blocks.to(device, offload=config.offload and _has_memory_of_its_own(device))
@@ -183,11 +173,36 @@ def load_theta(config: ModelConfig) -> Theta:
     return Theta(name=config.name, model=model, encoder=encoder, blocks=blocks)
 
 
+def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, PreTrainedModel]:
+    """Load tokenizer and model into main memory, in the precision that suits the device."""
+    source: str | Path = EMBEDDED_FOLDER if config.name == EMBEDDED else config.name
+    options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
+    if isinstance(source, Path) or Path(source).exists():
+        options["local_files_only"] = True
+    dtype: Any = config.dtype
+    if dtype == "auto":
+        dtype = torch.float32 if device.type == "cpu" else "auto"
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would report every attempt
+    transformers.logging.disable_progress_bar()  # it would draw on stderr while only an answer is asked for
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        load = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **options)
+        model: PreTrainedModel = load(dtype=dtype)
+        if config.dtype == "auto" and model.dtype == torch.float16:
+            # Gradients of states would be too small for float16. Loaded again rather than cast, because a cast would
+            # round the frequencies of the positions too.
+            model = load(dtype=torch.bfloat16)
+    except (OSError, ValueError) as error:
+        raise _explain(config.name, error) from error
+    return tokenizer, model
+
+
 def _has_memory_of_its_own(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
 def _explain(name: str, error: Exception) -> CcotError:
+    """Turn an error of transformers into one that says what to do."""
     text = str(error)
     first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if Path(name).expanduser().exists():
@@ -197,22 +212,22 @@ def _explain(name: str, error: Exception) -> CcotError:
         return UsageError(f"there is no folder {name}", fix=f"check the path; a relative one starts at {Path.cwd()}")
     if any(word in text.lower() for word in ("gated", "401 client error", "403 client error")):
         return ResourceError(
-            f"model {name!r} is not open to you: {first_line}",
-            fix=f"ask for access on https://huggingface.co/{name}, then: hf auth login",
+            f"you have no access to model {name!r}: {first_line}",
+            fix=f"request it on https://huggingface.co/{name}, then: hf auth login",
         )
     if "offline" in text.lower() or "connect" in text.lower() or "couldn't" in text.lower():
         return ResourceError(
-            f"model {name!r} is neither here nor to be had: {first_line}",
+            f"model {name!r} is not on this machine and cannot be downloaded: {first_line}",
             fix=f"on a machine with a network: hf download {name} --local-dir DIR; then give DIR as the model",
         )
     return UsageError(f"model {name!r} cannot be loaded: {first_line}", fix="ccot doctor --model " + name)
 
 
 def diagnose(name: str) -> list[str]:
-    """What a user wants to know of a model before starting, one line each.
+    """Load a model and describe it for `ccot doctor`, one line for each finding.
 
     Raises:
-        CcotError: where the model cannot be used, saying why.
+        CcotError: if the model cannot be used; the message says why.
     """
     theta = load_theta(ModelConfig(name=name))
     config = theta.model.config
@@ -220,5 +235,5 @@ def diagnose(name: str) -> list[str]:
     return [
         f"{type(theta.model).__name__}, {num_parameters / 1e6:,.1f} M parameters, {theta.dtype}".replace("torch.", ""),
         f"{theta.num_layers} layers, width {config.hidden_size}, vocabulary {config.vocab_size:,}",
-        "runs layer by layer as its own forward pass, to rounding",
+        "run layer by layer, it equals its own forward pass up to rounding",
     ]

@@ -1,8 +1,8 @@
 """END_ψ: does another contemplation token follow? (paper, section 4.2), and when to ask.
 
 END is a linear classifier on a contemplation token's raw state at index L. Asking it costs a pass through the layers
-above l, so a second classifier, the hint (ours), predicts from the state at index l what END will say; END is asked
-when the hint finds it likely. END alone decides: the hint changes the cost of a rollout, not its tokens.
+above l. So a second classifier, the hint (ours), predicts from the state at index l what END will say, and END is asked
+when the hint finds it likely enough. END alone decides: the hint changes the cost of a rollout, not its tokens.
 
 Dimensions: B batch, K contemplation tokens, T tokens of one rollout, D width.
 """
@@ -28,7 +28,7 @@ EndChance = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class End:
-    """Decides after which token no other comes."""
+    """The classifier that decides after which token no other comes, and its hint."""
 
     rule: Logistic
     """On raw states at index L: END if its logit is above 0."""
@@ -36,7 +36,7 @@ class End:
     """On raw states at index l: whether the rule will say END."""
 
     def __call__(self, last_BKD: Tensor) -> Tensor:
-        """Apply the rule to raw states at index L; True at END: B, K."""
+        """Apply the rule to raw states at index L: B, K, True at END."""
         return self.rule.logits(last_BKD) > 0
 
     def chance(self, lower_BD: Tensor) -> Tensor:
@@ -79,13 +79,15 @@ class End:
 class EndSchedule:
     """Decides after which token of a rollout END is asked.
 
-    Asking too early costs L - l layer passes; waiting after all rows have ended costs l for every further token. So END
-    is asked once the expected cost of waiting reaches that of asking, the rows taken for independent. A wrong chance
+    Asking too early costs L - l layer passes. Waiting after all rows have ended costs l passes for every further token.
+    So END is asked once the expected cost of waiting reaches that of asking; rows count as independent. A wrong chance
     costs layer passes, up to the cap; it never changes a token.
 
     Args:
-        chance: Probability that a token is END.
-        wanted_BT: True at tokens that may come; a row without another one is not waited for.
+        chance: Estimates from states at index l how likely each token is END.
+        wanted_BT: True at tokens that may come. A row that has no further token is not waited for.
+        layer: l.
+        num_layers: L.
     """
 
     def __init__(self, chance: EndChance, wanted_BT: Tensor, *, layer: int, num_layers: int) -> None:
@@ -93,11 +95,13 @@ class EndSchedule:
         self._may_go_on_BT = F.pad(wanted_BT[:, 1:].float(), (0, 1))
         self._num_tokens = 0
         self._is_open_B = torch.ones_like(self._may_go_on_BT[:, 0])
-        """Probability that a row has not come to END."""
+        """Probability that a row has not ended yet."""
+        # If p is the probability that all rows have ended, waiting costs p·l passes for nothing and asking
+        # (1 - p)·(L - l). They are equal at p = (L - l) / L.
         self._threshold = (num_layers - layer) / num_layers
 
     def is_due(self, lower_BD: Tensor) -> bool:
-        """Add the next token, with these states at index l, and decide whether to ask END after it."""
+        """Add the next token, whose states at index l these are, and decide whether to ask END after it."""
         self._is_open_B = self._is_open_B * (1 - self._chance(lower_BD))
         have_ended: Tensor = (1 - self._is_open_B * self._may_go_on_BT[:, self._num_tokens]).prod()
         self._num_tokens += 1

@@ -1,8 +1,8 @@
 """CCOT_φ: generate contemplation tokens (paper, Algorithm 2, lines 3 to 8).
 
-The next token needs layers 1..l of the last one only, so those run token by token; layers l+1..L read nothing but
-their outputs and follow for a whole chunk of tokens at once, before a look at END. A look after every token is the
-paper's algorithm to the letter; when one looks changes no token.
+The next token needs only layers 1..l of the last one, so those run token by token. Layers l+1..L read only the outputs
+of layer l, so they run for a whole chunk of tokens at once, before END is asked. The paper's algorithm asks END after
+every token; when END is asked changes no token.
 
 Dimensions: B batch, K contemplation tokens, D width.
 """
@@ -24,7 +24,7 @@ IsEnd = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Contemplation:
-    """The tokens of a batch of questions; the sequence they were appended to holds their keys and values."""
+    """The contemplation tokens of a batch. Their keys and values are in the sequence they were appended to."""
 
     inputs_BKD: Tensor
     """What was fed at the embedding position: z_0, then each token's state at index l."""
@@ -33,10 +33,11 @@ class Contemplation:
     mask_BK: Tensor
     """True at tokens that exist; a row's tokens come first."""
     is_capped_B: Tensor
-    """True where the cap ended the row, not END."""
+    """True if the cap ended the row, not END."""
 
     @property
     def num_tokens_B(self) -> Tensor:
+        """Number of tokens of each row."""
         return self.mask_BK.sum(dim=1)
 
     @property
@@ -60,14 +61,19 @@ def contemplate(
     """Generate contemplation tokens after the query, until END, a given number or the cap.
 
     Args:
+        adapters: θ with φ.
         sequence: The query under θ; extended by K columns.
         first_BD: z_0.
         layer: Autoregressive layer l, 1 <= l <= L.
-        max_tokens: The cap h; the model's last position ends a row too.
+        max_tokens: The cap h. A row ends earlier if the model's positions run out.
         num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
-        is_end: The stop classifier; without it and without a number, every row runs to the cap.
-        chance: How likely each row's token is END, from which follows when END is asked; without, after every token.
-        reserved: Positions to leave for the answer, where the model has a last one; one token there is always.
+        is_end: The stop classifier. Without it and without `num_tokens_B` every row runs to the cap.
+        chance: Estimates how likely each row's token is END, to decide when END is asked. Without it END is asked after
+            every token.
+        reserved: Positions to leave for the answer if the model has a last one. At least one token is generated.
+
+    Raises:
+        UsageError: if a row has no position left.
     """
     theta = adapters.theta
     adapters.use(PHI)
@@ -79,13 +85,13 @@ def contemplate(
     chunks: list[_Chunk] = []
     state_BD, done = first_BD, 0
     is_end = is_end if num_tokens_B is None else None
-    # Between two tokens only their states at index l pass, so layers l+1..L of a whole chunk can wait and run in one
-    # parallel pass. A chunk ends when END has to be asked, because END reads index L: after every token without
-    # `chance`, when the schedule says so with it, and only at the limit if the number of tokens is given.
+    # A token passes only its state at index l on to the next one, so layers l+1..L can wait and run for a whole chunk
+    # of tokens in one parallel pass. END reads index L, so a chunk ends when END is to be asked: when the schedule says
+    # so, after every token if there is no `chance`, and only at the limit if END is not asked at all.
     is_one_by_one = is_end is not None and chance is None
     while done < limit:
         column_T = torch.arange(done, done + 1 if is_one_by_one else limit, device=device)
-        # Rows that have ended keep their columns, masked: a batch runs to its longest row.
+        # A batch runs to its longest row. Rows that have ended still get columns, but masked ones.
         wanted_BT = is_alive_B[:, None] & (column_T[None] < limit_B[:, None])
         schedule = None
         if is_end and chance:
@@ -93,7 +99,7 @@ def contemplate(
         chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer, schedule=schedule))
         state_BD, done = chunks[-1].next_BD, done + chunks[-1].exists_BT.shape[1]
         if is_end:
-            # The chunk may have run past a row's END, which is seen only now; those columns are masked out again.
+            # The chunk may have run past a row's END, which is known only now. Mask the columns after it.
             chunks[-1] = chunks[-1].cut(is_end, sequence)
             is_alive_B = is_alive_B & ~chunks[-1].has_end_B
             if not bool((is_alive_B & (limit_B > done)).any()):
@@ -108,7 +114,7 @@ def contemplate(
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Tokens up to the next time END is asked."""
+    """Tokens that run between two times END is asked."""
 
     inputs_BTD: Tensor
     last_BTD: Tensor
@@ -118,10 +124,10 @@ class _Chunk:
     """What the next token is fed."""
 
     def cut(self, is_end: IsEnd, sequence: CachedSequence) -> "_Chunk":
-        """Drop what lies behind each row's first END, from the sequence too."""
+        """Mask the tokens after each row's first END, in the sequence too."""
         is_end_BT = is_end(self.last_BTD) & self.exists_BT
-        is_behind_BT = (is_end_BT.long().cumsum(dim=1) - is_end_BT.long()) > 0
-        exists_BT = self.exists_BT & ~is_behind_BT
+        is_after_end_BT = (is_end_BT.long().cumsum(dim=1) - is_end_BT.long()) > 0
+        exists_BT = self.exists_BT & ~is_after_end_BT
         sequence.mask_BS = torch.cat([sequence.mask_BS[:, : -exists_BT.shape[1]], exists_BT], dim=1)
         return replace(self, exists_BT=exists_BT, has_end_B=is_end_BT.any(dim=1))
 
@@ -135,7 +141,7 @@ def _generate(
     layer: int,
     schedule: EndSchedule | None,
 ) -> _Chunk:
-    """Run layers 1..l token by token, until END is due, then the layers above for the whole chunk at once."""
+    """Run layers 1..l token by token until END is due, then the layers above for the whole chunk at once."""
     is_last = schedule.is_due if schedule else None
     inputs_BTD, lower_BTD = theta.blocks.feed_back(sequence, state_BD, wanted_BT, layer=layer, is_last=is_last)
     last_BTD = theta.blocks.run(lower_BTD, layer, theta.num_layers, sequence)
@@ -152,9 +158,17 @@ def replay(
     layer: int,
     trains_above: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Run kept contemplation inputs in one parallel pass.
+    """Run the inputs of an earlier rollout in one parallel pass.
 
-    Layers 1..l never see a gradient; those above do where `trains_above` (paper, section 4.2).
+    Layers 1..l never get a gradient; the layers above do if `trains_above` is set (paper, section 4.2).
+
+    Args:
+        adapters: θ with φ.
+        sequence: The query under θ; extended by K columns.
+        inputs_BKD: `Contemplation.inputs_BKD` of the rollout.
+        mask_BK: True at tokens that exist.
+        layer: l.
+        trains_above: Whether gradients pass through the layers above l.
 
     Returns:
         lower_BKD and last_BKD, raw states at index l and at index L.

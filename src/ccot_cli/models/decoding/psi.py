@@ -20,41 +20,41 @@ class Text:
 
     ids: list[list[int]]
     is_capped: list[bool]
-    """True where the cap ended the row."""
+    """True if the cap ended the row."""
 
 
-_SILENT = -1
-"""In place of a token: a row that says nothing."""
+_NO_TOKEN = -1
+"""Stands for a row that gets no token."""
 
 
 @dataclass
-class _Speakers:
-    """The rows of a batch while they are decoded."""
+class _DecodedRows:
+    """The rows of a batch during decoding, and which of them go on."""
 
     limit_B: Tensor
-    """How many tokens each may say."""
+    """How many tokens each row may get."""
     eos_id: int
     may_end: bool
     is_done: Callable[[list[int]], bool] | None
 
     def __post_init__(self) -> None:
-        self.is_alive_B = self.limit_B > 0
-        self.is_capped_B = ~self.is_alive_B
-        self._num_said_B = torch.zeros_like(self.limit_B)
-        self.said: list[list[int]] = [[] for _ in self.limit_B]
+        self.is_open_B = self.limit_B > 0
+        self.is_capped_B = ~self.is_open_B
+        self._num_tokens_B = torch.zeros_like(self.limit_B)
+        self.tokens: list[list[int]] = [[] for _ in self.limit_B]
 
-    def say(self, next_B: Tensor, who_B: Tensor) -> None:
-        """Let some of those that are alive say a token, which may be their last."""
-        for row, token in zip(self.said, torch.where(who_B, next_B, _SILENT).tolist(), strict=True):
-            if token != _SILENT:
+    def append(self, next_B: Tensor, chosen_B: Tensor) -> None:
+        """Append a token to the chosen rows, which must be open, and close those whose last token it is."""
+        for row, token in zip(self.tokens, torch.where(chosen_B, next_B, _NO_TOKEN).tolist(), strict=True):
+            if token != _NO_TOKEN:
                 row.append(token)
-        self._num_said_B = self._num_said_B + who_B
+        self._num_tokens_B = self._num_tokens_B + chosen_B
         if self.may_end:
-            self.is_alive_B = self.is_alive_B & ~(who_B & (next_B == self.eos_id))
+            self.is_open_B = self.is_open_B & ~(chosen_B & (next_B == self.eos_id))
         if self.is_done is not None:
-            self.is_alive_B = self.is_alive_B & ~torch.tensor([*map(self.is_done, self.said)], device=next_B.device)
-        is_full_B = self.is_alive_B & (self.limit_B <= self._num_said_B)
-        self.is_capped_B, self.is_alive_B = self.is_capped_B | is_full_B, self.is_alive_B & ~is_full_B
+            self.is_open_B = self.is_open_B & ~torch.tensor([*map(self.is_done, self.tokens)], device=next_B.device)
+        is_full_B = self.is_open_B & (self.limit_B <= self._num_tokens_B)
+        self.is_capped_B, self.is_open_B = self.is_capped_B | is_full_B, self.is_open_B & ~is_full_B
 
 
 @torch.no_grad()
@@ -69,54 +69,59 @@ def decode(
     is_done: Callable[[list[int]], bool] | None = None,
     draft_B: Tensor | None = None,
 ) -> Text:
-    """Feed `start` and decode greedily to each row's end of sequence, the cap, or the model's last position.
+    """Feed `start` and decode greedily, each row to its end of sequence, the cap, or the model's last position.
 
     Args:
+        adapters: θ with the adapter.
         sequence: What comes before; extended.
-        start: Ids to feed first, the same number in every row.
-        adapter: Whose weights decode; None is θ.
-        may_end: False goes on to the cap whatever is decoded, to measure time.
-        is_done: Whether a row that has decoded these tokens ends there too.
-        draft_B: A guess at each row's first token; a right one saves a pass, none changes a token.
+        start: Ids to feed first, equally many in every row.
+        max_tokens: The cap, the most tokens to decode per row.
+        adapter: The adapter that decodes; None is θ.
+        may_end: False to decode up to the cap past any end of sequence, for measuring time.
+        is_done: Decides whether a row with these decoded tokens ends as well.
+        draft_B: A guess at each row's first token. A right one saves a pass; no guess changes a token.
     """
     theta = adapters.theta
     adapters.use(adapter)
-    # How many tokens each row can say: the last one is not fed.
+    # One more than there are free positions, because the last token is not fed.
     limit_B = torch.full((len(start),), max_tokens, device=theta.device)
     if theta.blocks.num_positions is not None:
         free_B = theta.blocks.num_positions - sequence.mask_BS.sum(dim=1) - len(start[0])
         limit_B = limit_B.minimum(free_B + 1)
-    speakers = _Speakers(limit_B, theta.eos_id, may_end, is_done)
+    rows = _DecodedRows(limit_B, theta.eos_id, may_end, is_done)
     fed_BT = torch.tensor(start, device=theta.device)
     if draft_B is not None:
-        fed_BT = _feed_draft(theta, sequence, fed_BT, draft_B, speakers)
-    while bool(speakers.is_alive_B.any()):
-        next_B = _next(theta, sequence, fed_BT, speakers.is_alive_B[:, None].expand_as(fed_BT))[:, -1]
-        speakers.say(next_B, speakers.is_alive_B)
+        fed_BT = _feed_draft(theta, sequence, fed_BT, draft_B, rows)
+    while bool(rows.is_open_B.any()):
+        next_B = _next(theta, sequence, fed_BT, rows.is_open_B[:, None].expand_as(fed_BT))[:, -1]
+        rows.append(next_B, rows.is_open_B)
         fed_BT = next_B[:, None]
-    ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in speakers.said]
-    return Text(ids=ids, is_capped=speakers.is_capped_B.tolist())
+    ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in rows.tokens]
+    return Text(ids=ids, is_capped=rows.is_capped_B.tolist())
 
 
 def _next(theta: Theta, sequence: CachedSequence, fed_BT: Tensor, mask_BT: Tensor, *, num_last: int = 1) -> Tensor:
-    """Feed tokens; the likeliest after each of the last ones."""
+    """Feed tokens and return the likeliest successor of each of the last `num_last`: B, num_last."""
     hidden_BTD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)
     return theta.blocks.logits(hidden_BTD[:, -num_last:]).argmax(dim=-1)
 
 
 def _feed_draft(
-    theta: Theta, sequence: CachedSequence, start_BT: Tensor, draft_B: Tensor, speakers: _Speakers
+    theta: Theta, sequence: CachedSequence, start_BT: Tensor, draft_B: Tensor, rows: _DecodedRows
 ) -> Tensor:
-    """Feed the start and the draft at once, and have every row say its first token, and its second behind a right
-    draft. Returns what each row is fed next.
+    """Feed the start and the draft in one pass. Append each row's first token and, if the draft is right, its second.
+
+    Returns:
+        The tokens to feed next: B, 1.
     """
     fed_BT = torch.cat([start_BT, draft_B[:, None]], dim=1)
-    mask_BT = speakers.is_alive_B[:, None].expand_as(fed_BT).clone()
-    # A row that may say one token has no position for another.
-    mask_BT[:, -1] &= speakers.limit_B > 1
+    mask_BT = rows.is_open_B[:, None].expand_as(fed_BT).clone()
+    # A row that may get only one token has no position for the draft.
+    mask_BT[:, -1] &= rows.limit_B > 1
     first_B, second_B = _next(theta, sequence, fed_BT, mask_BT, num_last=2).unbind(dim=1)
-    speakers.say(first_B, speakers.is_alive_B)
-    is_right_B = speakers.is_alive_B & (first_B == draft_B)
+    rows.append(first_B, rows.is_open_B)
+    is_right_B = rows.is_open_B & (first_B == draft_B)
+    # Wrong drafts stay in the cache, masked.
     sequence.mask_BS = torch.cat([sequence.mask_BS[:, :-1], is_right_B[:, None]], dim=1)
-    speakers.say(second_B, is_right_B)
+    rows.append(second_B, is_right_B)
     return torch.where(is_right_B, second_B, first_B)[:, None]

@@ -13,13 +13,19 @@ from ccot_cli.models.base.theta import Theta
 from ccot_cli.tensors.masks import pad_left
 
 PASS_TOKENS = 1024
-"""Tokens of queries in one pass on a CPU, so that what its layers hand on stays in its caches."""
+"""Most query tokens in one pass on a CPU, so that the states between layers stay in the CPU's caches."""
 
 
 def encode_query(
     adapters: Adapters, queries: list[list[int]], *, layer: int, adapter: str | None = None
 ) -> tuple[CachedSequence, Tensor]:
     """Run the queries, under θ unless an adapter is named.
+
+    Args:
+        adapters: θ with its adapters.
+        queries: Token ids of each row.
+        layer: l, the hidden-state index of z_0.
+        adapter: Whose weights read the queries; None is θ.
 
     Returns:
         The sequence to continue, and z_0, the last query token's state at index l: B, D.
@@ -45,7 +51,7 @@ def encode_query(
 
 
 def read_query(adapters: Adapters, queries: list[list[int]], *, adapter: str | None = None) -> CachedSequence:
-    """Run the queries if only what follows matters: the top layer stops after its keys and values.
+    """Run the queries for their keys and values alone; the top layer stops once it has made them.
 
     Raises:
         UsageError: if a query has more tokens than the model has positions.
@@ -55,8 +61,10 @@ def read_query(adapters: Adapters, queries: list[list[int]], *, adapter: str | N
 
 
 def _encode(theta: Theta, ids_BN: Tensor, mask_BN: Tensor, *, layer: int) -> tuple[CachedSequence, Tensor]:
+    """Run one batch of queries. Return its sequence and the last tokens' states at index `layer`: B, D."""
     sequence, top = CachedSequence.empty(len(ids_BN), theta.device), theta.num_layers - 1
     lower_BND = theta.blocks.run_ids(ids_BN, mask_BN, sequence, last=layer)
+    # Of the top layer only keys and values are read again, unless z_0 is taken from it (layer = L).
     if layer <= top:
         theta.blocks.fill(theta.blocks.run(lower_BND, layer, top, sequence), top, sequence)
     return sequence, lower_BND[:, -1]

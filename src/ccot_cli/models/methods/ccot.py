@@ -16,16 +16,16 @@ from ccot_cli.tensors.select import max_contemplation
 
 @dataclass
 class CcotMethod(AnswerMethod):
-    """Query under θ, contemplation tokens under φ until END, answer under ψ."""
+    """Encodes the query under θ, generates contemplation tokens under φ until END, and answers under ψ."""
 
     end: End
     draft: Draft
     control: Control | None = None
-    """What replaces the contemplation tokens, if anything does."""
+    """What replaces the contemplation tokens; None leaves them as they are."""
 
     @classmethod
     def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "CcotMethod":
-        """Read φ and END; answer with the ψ that is loaded.
+        """Load φ, END and the draft; ψ must be loaded already.
 
         Raises:
             CorruptError: if a file is damaged or made for another model.
@@ -45,19 +45,20 @@ class CcotMethod(AnswerMethod):
         layer = self.info.autoregressive_layer
         sequence, first_BD = encode_query(self.adapters, queries, layer=layer)
         prefill = clock.lap()
-        most = max_contemplation(self.ratio, self.decoding.cap_tokens)
         tokens = contemplate(
             self.adapters,
             sequence,
             first_BD,
             layer=layer,
-            max_tokens=most,
+            max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
             is_end=self.end,
             chance=None if self._is_reference else self.end.chance,
             reserved=self.reserved,
         )
-        drafts = not (self._is_reference or self.control) and self.draft.pays(len(queries))
-        draft_B = self.draft(tokens.final_BD) if drafts else None
+        # The reference engine takes no short cuts. Under a control, ψ does not read these tokens, so a draft made from
+        # them would mostly be wrong.
+        uses_draft = not (self._is_reference or self.control) and self.draft.pays(len(queries))
+        draft_B = self.draft(tokens.final_BD) if uses_draft else None
         if self.control:
             sequence = Replacement(self.adapters, layer, self.control)(queries, tokens)
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()

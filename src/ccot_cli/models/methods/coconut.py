@@ -1,4 +1,4 @@
-"""COCONUT: the model's last hidden states, fed back as inputs, take the place of the chain's steps (Hao et al., 2024).
+"""COCONUT: the model's last hidden states, fed back as inputs, replace the chain's steps (Hao et al., 2024).
 
 What is fed back is the state after the final norm.
 
@@ -22,11 +22,12 @@ from ccot_cli.tensors.masks import first_columns
 
 
 def add_thoughts(theta: Theta, sequence: CachedSequence, last_BD: Tensor, counts: Sequence[int]) -> None:
-    """Append a number of latent thoughts to every row, one by one, under the weights in use.
+    """Append latent thoughts to every row, one after another, under the weights in use.
 
     Args:
-        last_BD: The state at index L of the token before them.
-        counts: How many, by row; if all are 0 the sequence stays as it is.
+        sequence: What comes before; extended to the row with the most thoughts.
+        last_BD: The state of the token before them, at index L.
+        counts: Number of thoughts by row; if all are 0, the sequence stays as it is.
     """
     if not max(counts):
         return
@@ -39,14 +40,14 @@ def add_thoughts(theta: Theta, sequence: CachedSequence, last_BD: Tensor, counts
 
 @dataclass
 class CoconutMethod(ChainMethod):
-    """Query, as many latent thoughts as in the last stage of training, and what is then written."""
+    """Thinks as many latent thoughts as the last stage of training has, then writes."""
 
     reserved: int = 1
-    """Positions to leave for the text, if the model has a last one."""
+    """Positions to leave for the text, if the model's positions are limited."""
 
     @classmethod
     def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "CoconutMethod":
-        """Think and write with the ψ that is loaded."""
+        """Make a method that thinks and writes under ψ, which must be loaded already."""
         return cls(
             adapters,
             decoding.max_chain_tokens,

@@ -1,4 +1,4 @@
-"""Answer at once, without anything between query and answer (r = 0)."""
+"""Answer at once, with nothing between query and answer (r = 0)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prep
 
 @dataclass
 class DirectMethod(AnswerMethod):
-    """ψ reads the query and answers."""
+    """Reads the query and answers, both under ψ."""
 
     @classmethod
     def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "DirectMethod":
-        """Answer with the ψ that is loaded."""
+        """Make the method; ψ must be loaded already."""
         return cls(adapters, info, decoding)
 
     def prepare(self, queries: list[list[int]]) -> Prepared:

@@ -1,7 +1,7 @@
-"""`gold`: ψ answers from the gold states themselves, what a perfect φ would leave (paper, section 3.2).
+"""`gold`: ψ answers from the gold states themselves, which a perfect φ would generate (paper, section 3.2).
 
-An oracle, not a way of answering: it reads the chain of every problem. It separates two reasons to fail: what it gets
-right and CCoT does not, φ failed to imitate; what it gets wrong, the selected tokens do not hold.
+An oracle, not a practical method: it reads the chain of every problem. It separates two causes of wrong answers. If it
+is right and CCoT is wrong, φ failed to imitate the gold states. If it is wrong, the selected tokens do not hold enough.
 
 Dimensions: K contemplation tokens, M chain tokens, J = 1 + M gold rows, I all indices 0..L, D width.
 """
@@ -23,18 +23,20 @@ from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, place_gold
 from ccot_cli.models.selection.selector import Selector
 
 BATCH_TOKENS = 8192
+"""Limit of a batch in `gold_states`; one problem is one batch, whatever its length."""
 
 
 @dataclass
 class GoldMethod(AnswerMethod):
-    """Query, the selected states of the problem's own chain, answer."""
+    """Reads the query under θ, takes the selected states of the problem's chain, and answers under ψ."""
 
     selector: Selector
-    _known: dict[tuple[int, ...], EncodedProblem] = field(default_factory=dict)
+    _problems: dict[tuple[int, ...], EncodedProblem] = field(default_factory=dict)
+    """By the ids of their queries."""
 
     @classmethod
     def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "GoldMethod":
-        """Read the selector; answer with the ψ that is loaded.
+        """Load the selector; ψ must be loaded already.
 
         Raises:
             CorruptError: if the selector is damaged or made for another model.
@@ -42,9 +44,9 @@ class GoldMethod(AnswerMethod):
         return cls(adapters, info, decoding, Selector.load(adapters.theta, folder))
 
     def show(self, problems: Sequence[Problem]) -> None:
-        """Make known the chains of the questions that will be asked."""
+        """Remember the chains of the problems whose questions will be asked."""
         encoded = map(self.theta.encoder.problem, problems)
-        self._known = {tuple(problem.query): problem for problem in encoded}
+        self._problems = {tuple(problem.query): problem for problem in encoded}
 
     def prepare(self, queries: list[list[int]]) -> Prepared:
         clock = Clock(self.theta.device)
@@ -56,23 +58,28 @@ class GoldMethod(AnswerMethod):
         return Prepared(sequence, counts, [False] * len(counts), prefill, clock.lap())
 
     def _selected(self, query: list[int]) -> Tensor:
-        """Compute the selected tokens' states at every index: K, I, D."""
+        """Compute the selected tokens' states at every index: K, I, D.
+
+        Raises:
+            UsageError: if the question's chain is not known, or longer than the model's positions.
+        """
         try:
-            problem = self._known[tuple(query)]
+            problem = self._problems[tuple(query)]
         except KeyError:
             raise UsageError(
-                "gold answers from the chain of a problem, and this question has none", fix="ccot eval --methods gold"
+                "gold needs the chain of a problem, and this question has none", fix="ccot eval --methods gold"
             ) from None
-        num_tokens, most = len(solution_ids(self.theta, problem)), self.theta.blocks.num_positions
-        if most is not None and num_tokens > most:
+        num_tokens, num_positions = len(solution_ids(self.theta, problem)), self.theta.blocks.num_positions
+        if num_positions is not None and num_tokens > num_positions:
             raise UsageError(
-                f"a solution of {num_tokens:,} tokens is longer than the model's {most:,} positions",
-                fix="leave gold out, or the problem",
+                f"a solution of {num_tokens:,} tokens is longer than the model's {num_positions:,} positions",
+                fix="leave out gold, or this problem",
             )
         self.adapters.use(None)
         indices = range(self.theta.num_layers + 1)
         [(_, states_JID)] = gold_states(
             self.theta, [problem], indices=indices, batch_tokens=BATCH_TOKENS, dtype=STORED_DTYPE
         )
-        kept = self.selector.positions(problem, states_MD=states_JID[1:, self.selector.layer])
-        return states_JID[1:][kept]
+        # The first gold row stands for z_0, the others for the chain.
+        chain_MID = states_JID[1:]
+        return chain_MID[self.selector.positions(problem, states_MD=chain_MID[:, self.selector.layer])]

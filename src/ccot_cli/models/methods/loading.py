@@ -1,4 +1,4 @@
-"""All methods by name, and how a trained folder is loaded."""
+"""All trained methods by name, and how to load one from its folder."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -22,13 +22,13 @@ class Traits:
     """What a method puts between query and answer (paper, Table 1)."""
 
     contentful: str
-    """Whether its tokens hold content, or were distilled from what does: yes, no, or – if there are none."""
+    """Whether its tokens hold content, or were distilled from tokens that do: yes, no, or – if there are none."""
     format: str
     inference: str
 
 
 class Loader(Protocol):
-    """Makes a method of a trained folder whose ψ is loaded."""
+    """Loads a method from a trained folder whose ψ is loaded already."""
 
     def __call__(self, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path, /) -> Method: ...
 
@@ -38,7 +38,7 @@ class MethodKind(NamedTuple):
 
     load: Loader
     ratio: Decimal | None
-    """The ratio that is its own; None if it is trained at any ratio that CCoT is."""
+    """Its fixed ratio; None if it is trained at any ratio, as CCoT is."""
     traits: Traits
 
 
@@ -57,29 +57,29 @@ METHODS: dict[str, MethodKind] = {
     "short-cot": MethodKind(ChainMethod.load, None, WRITTEN),
     "gold": MethodKind(GoldMethod.load, None, Traits("yes", "continuous", "oracle: reads the chain")),
 }
-"""Trained methods: CCoT, and those that it is compared with."""
+"""CCoT, and the trained methods that it is compared with."""
 
 
-def own_ratio(method: str) -> Decimal | None:
-    """Return the ratio that a method has by nature: 0 or 1; None if it is trained at any ratio, or is a prompt."""
+def fixed_ratio(method: str) -> Decimal | None:
+    """Return a method's fixed ratio, 1 for prompted methods; None if the method is trained at any ratio."""
     return METHODS[method].ratio if method in METHODS else Decimal(1)
 
 
 def traits_of(method: str) -> Traits:
-    """Look up a method's row of the paper's Table 1; controls are CCoT's, prompts write chains."""
+    """Return a method's traits; controls have CCoT's, prompted methods those of a written chain."""
     if method in METHODS:
         return METHODS[method].traits
     return METHODS["ccot"].traits if method.startswith("ccot") else WRITTEN
 
 
 def load_method(adapters: Adapters, folder: Path, decoding: DecodingConfig) -> Method:
-    """Load the method that was trained into `folder`; its adapters replace those loaded before.
+    """Load the method that was trained into `folder`. Its adapters replace those that were loaded before.
 
     Raises:
         CorruptError: if a file is damaged or made for another model.
     """
     info = MethodInfo.load(folder)
     if info.name not in METHODS:
-        raise CorruptError(f"{folder / METHOD_FILE} names no method that ccot knows", fix=retrain_hint(folder))
+        raise CorruptError(f"{folder / METHOD_FILE} names a method that ccot does not know", fix=retrain_hint(folder))
     adapters.load(PSI, folder / PSI)
     return METHODS[info.name].load(adapters, info, decoding, folder)

@@ -1,7 +1,9 @@
-"""A method answers questions: what all methods share, and the base of those that decode an answer under ψ.
+"""A method answers questions: what all methods share, and the base class of those that decode an answer under ψ.
 
-A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`, and what else it needs, such as the
-stop classifier in `end.safetensors`. All methods answer greedily, in batches.
+A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`, and further files such as the stop
+classifier in `end.safetensors`. All methods decode greedily, in batches.
+
+Dimensions: B batch.
 """
 
 import json
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ccot_cli.config import DecodingConfig
-from ccot_cli.data.answers import read_behind_marker
+from ccot_cli.data.answers import read_after_marker
 from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.files import write_json
 from ccot_cli.models.base.adapters import Adapters
@@ -37,11 +39,13 @@ class Reply:
     """The reply to one question."""
 
     answer: str
+    """Empty if the text has none."""
     text: str
-    """All decoded text: the answer, or the chain with it."""
+    """All decoded text: the answer, with the chain if one was written."""
     num_contemplation: int
-    """Contemplation tokens; for `cot`, the tokens of the explicit chain."""
+    """Tokens between query and answer; for `cot`, those of the explicit chain."""
     num_answer: int
+    """Tokens of the answer."""
     is_truncated: bool
     """True if a cap ended the contemplation or the text."""
 
@@ -74,12 +78,16 @@ class Method(Protocol):
     def ratio(self) -> Decimal: ...
 
     def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
-        """Answer a batch of questions."""
+        """Answer a batch of questions.
+
+        Raises:
+            UsageError: if a question is longer than the model's positions.
+        """
         ...
 
 
 def reply_in_parts(method: Method, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
-    """Answer a batch, in halves if memory does not suffice, which gives the same answers.
+    """Answer a batch. If memory does not suffice, answer its halves instead, which gives the same answers.
 
     Raises:
         ResourceError: if a single question does not fit.
@@ -90,24 +98,25 @@ def reply_in_parts(method: Method, questions: Sequence[str]) -> tuple[list[Reply
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What `method.json` says of a trained folder."""
+    """What `method.json` says about a trained folder."""
 
     name: MethodName
     ratio: str
+    """r, as text."""
     autoregressive_layer: int = 0
-    """l, if there is a φ."""
+    """l; 0 without a φ."""
     num_tokens: int = 0
-    """Tokens between query and answer, if their number is fixed."""
+    """Tokens between query and answer if their number is fixed, else 0."""
 
     def save(self, folder: Path) -> None:
         write_json(folder / METHOD_FILE, asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> "MethodInfo":
-        """Read a trained folder's.
+        """Read `method.json` of a trained folder.
 
         Raises:
-            CorruptError: if it is missing or damaged.
+            CorruptError: if the file is missing or damaged.
         """
         try:
             return cls(**json.loads((folder / METHOD_FILE).read_text()))
@@ -116,7 +125,7 @@ class MethodInfo:
 
 
 class Clock:
-    """Measures seconds between laps, after the device has finished its queued work."""
+    """Measures seconds between laps, waiting for the device's queued work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -128,6 +137,7 @@ class Clock:
         return time.perf_counter()
 
     def lap(self) -> float:
+        """Return the seconds since the last lap, or since the start."""
         before, self._last = self._last, self._now()
         return self._last - before
 
@@ -140,11 +150,13 @@ class Prepared:
     num_tokens: list[int]
     """Tokens between query and answer."""
     is_capped: list[bool]
+    """True if a cap ended these tokens."""
     prefill: float
     """Seconds."""
     contemplation: float
+    """Seconds."""
     draft_B: Tensor | None = None
-    """Guesses at the answers' first tokens."""
+    """Guesses of the answers' first tokens; they save time and change no answer."""
 
 
 def answer_positions(theta: Theta, decoding: DecodingConfig) -> int:
@@ -154,7 +166,7 @@ def answer_positions(theta: Theta, decoding: DecodingConfig) -> int:
 
 @dataclass
 class AnswerMethod(ABC):
-    """Prepares a sequence in its own way, and decodes the answer under ψ."""
+    """Decodes the answer under ψ from a sequence that the subclass prepares."""
 
     adapters: Adapters
     info: MethodInfo
@@ -174,12 +186,16 @@ class AnswerMethod(ABC):
 
     @property
     def reserved(self) -> int:
-        """Positions that <ANS> and the longest answer take."""
+        """Positions to leave for <ANS> and the longest answer."""
         return answer_positions(self.theta, self.decoding)
 
     @abstractmethod
     def prepare(self, queries: list[list[int]]) -> Prepared:
-        """Run the queries, and what comes between them and the answers."""
+        """Run the queries, and what comes between them and the answers.
+
+        Raises:
+            UsageError: if a query is longer than the model's positions.
+        """
 
     @torch.no_grad()
     def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
@@ -195,13 +211,13 @@ class AnswerMethod(ABC):
         )
         replies = [
             Reply(
-                answer=read_behind_marker(decoded) or "",
+                answer=read_after_marker(decoded) or "",
                 text=decoded,
                 num_contemplation=count,
                 num_answer=len(ids),
-                is_truncated=too_many or too_long,
+                is_truncated=is_contemplation_capped or is_text_capped,
             )
-            for ids, decoded, count, too_many, too_long in zip(
+            for ids, decoded, count, is_contemplation_capped, is_text_capped in zip(
                 text.ids,
                 map(self.theta.encoder.decode, text.ids),
                 prepared.num_tokens,

@@ -1,6 +1,7 @@
 """PAUSE: copies of one learned token between query and answer (Goyal et al., 2024); `filler`: copies of a full stop.
 
-They give the model room to compute in, in one parallel pass: unlike contemplation tokens, none reads another's result.
+They give the model room to compute in one parallel pass. Unlike contemplation tokens, none takes another's output as
+its input.
 
 Dimensions: B batch, K pause tokens, D width.
 """
@@ -26,11 +27,12 @@ FILE_NAME = "pause.safetensors"
 
 
 def add_pauses(theta: Theta, sequence: CachedSequence, pause_1D: Tensor, counts: Sequence[int]) -> None:
-    """Append a number of pause tokens to every row, in one parallel pass under the weights in use.
+    """Append pause tokens to every row, in one parallel pass under the weights in use.
 
     Args:
-        pause_1D: The embedding.
-        counts: How many, by row; if all are 0 the sequence stays as it is.
+        sequence: What comes before; extended to the row with the most pause tokens.
+        pause_1D: The embedding of a pause token.
+        counts: Number of pause tokens by row; if all are 0, the sequence stays as it is.
     """
     if not max(counts):
         return
@@ -49,7 +51,7 @@ def load_pause(folder: Path, width: int) -> Tensor:
     """Read a saved embedding (1, D).
 
     Raises:
-        CorruptError: if it is damaged or made for another width.
+        CorruptError: if the file is damaged or made for another width.
     """
     path = folder / FILE_NAME
     try:
@@ -63,13 +65,14 @@ def load_pause(folder: Path, width: int) -> Tensor:
 
 @dataclass
 class PauseMethod(AnswerMethod):
-    """Query, pause tokens in one parallel pass, answer."""
+    """Reads the query, runs the pause tokens in one parallel pass, and answers, all under ψ."""
 
     pause_1D: Tensor
+    """The embedding of a pause token."""
 
     @classmethod
     def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "PauseMethod":
-        """Read the embedding; answer with the ψ that is loaded.
+        """Load the embedding; ψ must be loaded already.
 
         Raises:
             CorruptError: if the embedding is damaged or made for another width.
@@ -79,9 +82,9 @@ class PauseMethod(AnswerMethod):
         return cls(adapters, info, decoding, pause_1D)
 
     def prepare(self, queries: list[list[int]]) -> Prepared:
-        clock, wanted = Clock(self.theta.device), self.info.num_tokens
+        clock, num_wanted = Clock(self.theta.device), self.info.num_tokens
         sequence = read_query(self.adapters, queries, adapter=PSI)
         prefill = clock.lap()
-        counts = self.theta.blocks.free_positions(sequence, self.reserved).clamp_max(wanted).tolist()
+        counts = self.theta.blocks.free_positions(sequence, self.reserved).clamp_max(num_wanted).tolist()
         add_pauses(self.theta, sequence, self.pause_1D, counts)
-        return Prepared(sequence, counts, [count < wanted for count in counts], prefill, clock.lap())
+        return Prepared(sequence, counts, [count < num_wanted for count in counts], prefill, clock.lap())

@@ -1,4 +1,4 @@
-"""Training-free chains: θ is asked to think step by step, or shown how by a few solved problems.
+"""Chains without training: θ is asked to think step by step, or shown a few solved problems.
 
 For models that were trained to follow instructions. `zero-shot` appends "Let's think step by step." (Kojima et al.,
 2022); `few-shot` shows solved training problems first (Wei et al., 2022).
@@ -17,12 +17,12 @@ ENCOURAGEMENT = "Let's think step by step."
 
 @dataclass
 class PromptedMethod(ChainMethod):
-    """θ writes a chain for a question that is rephrased as a prompt."""
+    """Writes a chain under θ, for a question that is put into a prompt."""
 
     shots: Sequence[Problem] = field(default_factory=list)
     """Solved problems to show first."""
 
-    def put(self, question: str) -> str:
+    def phrase(self, question: str) -> str:
         if not self.shots:
             return f"{question}\n{ENCOURAGEMENT}"
         solved = [f"Question: {shot.question}\nAnswer: {shot.chain}\n#### {shot.answer}" for shot in self.shots]
@@ -30,9 +30,11 @@ class PromptedMethod(ChainMethod):
 
 
 def prompted(plain: ChainMethod, name: PromptingName, shots: Sequence[Problem]) -> PromptedMethod:
-    """Prompt θ for a chain.
+    """Make a method that prompts θ for a chain.
 
-    After solved problems a model goes on with a problem of its own, so few-shot ends after the first answer.
+    Args:
+        plain: The method that writes chains without a prompt.
+        shots: Solved problems to show first; `zero-shot` ignores them.
     """
     encoder = plain.theta.encoder
     if name == "zero-shot":
@@ -41,7 +43,8 @@ def prompted(plain: ChainMethod, name: PromptingName, shots: Sequence[Problem]) 
         plain.adapters,
         plain.max_chain_tokens,
         name=name,
-        # Decoding the whole text is slow, so it is checked at the ends of lines only.
+        # After the answer, the model would go on with a problem that it invents. Decoding the whole text is slow, so it
+        # is checked at the ends of lines only.
         is_done=lambda ids: ids[-1] in encoder.line_breaks and has_whole_answer(encoder.decode(ids)),
         shots=shots,
     )

@@ -1,7 +1,9 @@
 """Gold hidden states: θ over whole solutions (paper, section 4.1).
 
-Dimensions: B batch, T tokens of a solution, M of them that are kept, I hidden-state indices that are, D width. A
-problem's gold states stand for its last query token (z_0's place) and its m chain tokens: 1 + m rows.
+A problem's gold states are those of its last query token, which z_0 stands for, and of its m chain tokens: 1 + m rows.
+
+Dimensions: B batch, T tokens of a solution, M tokens whose states are kept, I hidden-state indices that are kept, J and
+K tokens of one problem with and without z_0, D width.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -20,7 +22,7 @@ from ccot_cli.models.base.theta import Theta
 from ccot_cli.tensors.masks import first_columns, pad_right
 
 STORED_DTYPE = torch.bfloat16
-"""Two bytes a number, and the range of float32; the rounding is far below what φ can imitate."""
+"""Two bytes per number with the range of float32. The rounding error is far below φ's own error."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,11 @@ class GoldExample:
     gold_JID: Tensor
     """z_0 .. z_k at every index: 1 + k, L + 1, D."""
     next_K: Tensor
-    """The token that follows each kept one in the chain."""
+    """Id of the token that follows each kept one in the chain."""
 
 
 def solution_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
-    """[query; chain; answer], the answer behind its marker."""
+    """Return the token ids of a whole solution: query, chain, the answer's marker, answer."""
     return [*problem.query, *problem.chain, *theta.encoder.answer_marker, *problem.answer]
 
 
@@ -54,7 +56,15 @@ def gold_states(
     The batches depend on the problems and `batch_tokens` alone, so two passes give the same bits.
 
     Args:
-        skip: Problems that an interrupted run has finished.
+        theta: The model, under whatever weights are in use.
+        problems: Training problems with their chains and answers.
+        indices: Hidden-state indices to keep, 0 to L.
+        batch_tokens: Most tokens in a batch, padding included.
+        dtype: Precision of the states that are yielded.
+        skip: Numbers of problems that an interrupted run has finished.
+
+    Raises:
+        ResourceError: if a single problem does not fit into memory.
     """
     lengths = [len(solution_ids(theta, problem)) for problem in problems]
     for batch in plan_batches(lengths, batch_tokens=batch_tokens):
@@ -64,19 +74,21 @@ def gold_states(
         def run(part: Sequence[int]) -> list[Tensor]:
             return _run(theta, [problems[number] for number in part], indices=indices, dtype=dtype)
 
-        rows = (each for part in in_parts(batch, run) for each in part)
-        yield from ((number, each) for number, each in zip(batch, rows, strict=True) if number not in skip)
+        states = (each for part in in_parts(batch, run) for each in part)
+        yield from ((number, each) for number, each in zip(batch, states, strict=True) if number not in skip)
 
 
 def place_gold(adapters: Adapters, sequence: CachedSequence, gold: Sequence[Tensor]) -> None:
-    """Append gold states in the contemplation tokens' place, their keys and values made under θ.
+    """Append gold states in place of contemplation tokens, with keys and values made under θ.
 
     Args:
-        gold: Each row's states at every index: K, I, D.
+        adapters: θ with its adapters.
+        sequence: What comes before; extended by as many columns as the longest row needs.
+        gold: Each row's states at the indices from 0: K, I, D.
     """
     theta = adapters.theta
     gold_BKID = pad_sequence(list(gold), batch_first=True).to(theta.device, theta.dtype)
-    sequence.extend(first_columns([len(rows) for rows in gold], device=theta.device))
+    sequence.extend(first_columns([len(states_KID) for states_KID in gold], device=theta.device))
     adapters.use(None)
     theta.blocks.place(gold_BKID.transpose(1, 2), sequence)
 
@@ -84,7 +96,7 @@ def place_gold(adapters: Adapters, sequence: CachedSequence, gold: Sequence[Tens
 def _run(
     theta: Theta, problems: Sequence[EncodedProblem], *, indices: Sequence[int], dtype: torch.dtype
 ) -> list[Tensor]:
-    """Gold states of one batch."""
+    """Compute the gold states of one batch, each (1 + m, I, D)."""
     ids_BT, mask_BT = pad_right(
         [solution_ids(theta, each) for each in problems], fill=theta.pad_id, device=theta.device
     )
@@ -94,13 +106,14 @@ def _run(
     wanted_BT = torch.zeros_like(mask_BT)
     for row, (each, count) in enumerate(zip(problems, counts, strict=True)):
         wanted_BT[row, len(each.query) - 1 :][:count] = True
-    places_M = wanted_BT.flatten().nonzero()[:, 0]
+    flat_M = wanted_BT.flatten().nonzero()[:, 0]
     hidden_BTD = theta.blocks.enter(theta.blocks.embedding(ids_BT), sequence)
-    kept_MID = torch.empty(len(places_M), len(indices), hidden_BTD.shape[2], dtype=dtype, device=theta.device)
+    kept_MID = torch.empty(len(flat_M), len(indices), hidden_BTD.shape[2], dtype=dtype, device=theta.device)
     for index in range(theta.num_layers + 1):
         if index:
             hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
-            sequence.cache = empty_cache()  # all tokens were run at once
+            # All tokens ran at once, so no later one needs the keys and values.
+            sequence.cache = empty_cache()
         if index in indices:
-            kept_MID[:, indices.index(index)] = hidden_BTD.flatten(0, 1).index_select(0, places_M)
+            kept_MID[:, indices.index(index)] = hidden_BTD.flatten(0, 1).index_select(0, flat_M)
     return list(torch.split(kept_MID.cpu(), counts))

@@ -16,7 +16,13 @@ FILE_NAME = "scorer.safetensors"
 
 
 class Scorer(nn.Module):
-    """One number for every token, from the final norm of its state at index T."""
+    """Scores each chain token from its state at index T, after θ's final norm.
+
+    Args:
+        theta: Gives the norm, the width, the device and the precision.
+        kind: `linear`, or `mlp` with one hidden layer.
+        seed: Of the initial weights.
+    """
 
     def __init__(self, theta: Theta, kind: Literal["linear", "mlp"], seed: int) -> None:
         super().__init__()
@@ -29,17 +35,24 @@ class Scorer(nn.Module):
             self.layers = nn.Sequential(*hidden, nn.Linear(width, 1, bias=False)).to(theta.device)
 
     def forward(self, states_BMD: Tensor) -> Tensor:
-        """Scores of states at index T: B, M."""
+        """Score states at index T: B, M."""
         scores_BM1: Tensor = self.layers(self.norm(states_BMD).float())
         return scores_BM1[..., 0]
 
     def save(self, folder: Path) -> None:
+        """Write the weights, without θ's norm, into a folder."""
         tensors = {name: each.detach().cpu().contiguous() for name, each in self.layers.state_dict().items()}
         save_file(tensors, folder / FILE_NAME)
 
     @classmethod
     def load(cls, theta: Theta, kind: Literal["linear", "mlp"], folder: Path) -> "Scorer":
-        """Read a saved one; what the file does not hold or this kind does not want is an error of torch's."""
+        """Read a saved scorer.
+
+        Raises:
+            OSError: if there is no file.
+            SafetensorError: if the file is damaged.
+            RuntimeError: if its tensors are not those of this kind and width.
+        """
         scorer = cls(theta, kind, 0)
         scorer.layers.load_state_dict(load_file(folder / FILE_NAME))
         return scorer.eval()
@@ -47,6 +60,6 @@ class Scorer(nn.Module):
 
 @torch.no_grad()
 def chain_scores(scorer: Scorer, states_MD: Tensor) -> Tensor:
-    """Scores of a chain's states at index T, as they were stored: M."""
+    """Score a chain's stored states at index T: M, on the CPU."""
     scores_1M: Tensor = scorer(states_MD[None].to(scorer.device, scorer.dtype))
     return scores_1M[0].cpu()

@@ -1,4 +1,6 @@
-"""A selector: which tokens of a chain are kept (paper, section 4.1). Fitted on training problems, it serves any.
+"""A selector decides which tokens of a chain are kept (paper, section 4.1).
+
+It is fitted on training problems and then selects from any.
 
 Dimensions: M chain tokens, D width, V vocabulary.
 """
@@ -26,31 +28,34 @@ from ccot_cli.tensors.select import POSITIONAL, best, best_of_each, num_kept, nu
 FILE_NAME = "selector.json"
 SCORES_FILE = "announcements.safetensors"
 NUM_SCORED = 1000
-"""Chains from which the predictive selector learns its scores."""
+"""Most chains that the predictive selector learns its scores from."""
 
 
 @dataclass(frozen=True)
 class Selector:
-    """One choice of tokens. What it holds beside its name and r depends on the name."""
+    """One way to choose tokens, at one ratio r. The fields after `encoder` belong to the selectors they name."""
 
     name: SelectorName
     ratio: Decimal
     encoder: Encoder
     seed: int = 0
+    """Of the draws (`random`)."""
     rounds: int = 0
-    """Tokens that every line of a chain gives (`predictive`)."""
+    """Tokens to take from every line of a chain (`predictive`)."""
     scores_V: Tensor | None = None
-    """How much a token announces (`predictive`)."""
+    """How much each token announces, in nats (`predictive`)."""
     layer: int = 0
     """T, the index of the states that the scorer reads (`learned`)."""
     scorer: Scorer | None = None
+    """Scores the states (`learned`)."""
 
     def positions(self, problem: EncodedProblem, *, number: int = 0, states_MD: Tensor | None = None) -> list[int]:
-        """k = ceil(r m) positions in the problem's chain, in reading order.
+        """Choose k = ceil(r m) positions in the problem's chain, in reading order, counted from 0.
 
         Args:
-            number: Seeds the random selector.
-            states_MD: The chain's states at index T; the learned selector reads them.
+            problem: The problem; its chain must not be empty.
+            number: The problem's number; seeds the random selector.
+            states_MD: The chain's states at index T; needed by the learned selector.
         """
         num_chain = len(problem.chain)
         kept = num_kept(self.ratio, num_chain)
@@ -64,21 +69,22 @@ class Selector:
         return POSITIONAL[self.name](num_chain, kept, generator)
 
     def save(self, folder: Path) -> None:
-        described = {"name": self.name, "ratio": f"{self.ratio:f}", "seed": self.seed}
+        """Write the selector into a folder."""
+        fields = {"name": self.name, "ratio": f"{self.ratio:f}", "seed": self.seed}
         if self.scores_V is not None:
             save_file({"scores": self.scores_V.contiguous()}, folder / SCORES_FILE)
-            described["rounds"] = self.rounds
+            fields["rounds"] = self.rounds
         if self.scorer is not None:
             self.scorer.save(folder)
-            described |= {"layer": self.layer, "scorer": self.scorer.kind}
-        write_json(folder / FILE_NAME, described)
+            fields |= {"layer": self.layer, "scorer": self.scorer.kind}
+        write_json(folder / FILE_NAME, fields)
 
     @classmethod
     def load(cls, theta: Theta, folder: Path) -> "Selector":
         """Read a saved selector.
 
         Raises:
-            CorruptError: where it is missing, damaged or made for another model.
+            CorruptError: if it is missing, damaged or made for another model.
         """
         try:
             fields = json.loads((folder / FILE_NAME).read_text())
@@ -99,7 +105,13 @@ def predictive(theta: Theta, problems: Sequence[EncodedProblem], ratio: Decimal,
     """Fit the predictive selector.
 
     Args:
-        problems: Training problems; the first thousand are scored.
+        theta: The model, under its own weights.
+        problems: Training problems; scores come from the first `NUM_SCORED`.
+        ratio: r.
+        batch_tokens: Most tokens in a batch, padding included.
+
+    Raises:
+        ResourceError: if a single problem does not fit into memory.
     """
     scores_V = announcements(theta, problems[:NUM_SCORED], batch_tokens=batch_tokens)
     lines = [theta.encoder.lines(problem.chain) for problem in problems]

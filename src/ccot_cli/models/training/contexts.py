@@ -1,7 +1,7 @@
-"""What ψ reads before it answers: the query alone, φ's kept rollouts, or gold states.
+"""What ψ reads before it answers, in training: the query alone, φ's contemplation tokens, or gold states.
 
-θ and φ's layers 1..l do not change while ψ learns, and only layer l feeds the recurrence. So the contemplation inputs
-of every problem are constants: they are rolled out once, and each training step is one parallel pass over
+θ and φ's layers 1..l do not change while ψ learns, and the recurrence feeds back states at index l only. So the inputs
+of the contemplation tokens are constants. They are rolled out once, and each training step is one parallel pass over
 [query; contemplation inputs; answer].
 
 Dimensions: B batch, K contemplation tokens, D width.
@@ -28,17 +28,22 @@ from ccot_cli.models.training.queries import Queries
 from ccot_cli.tensors.masks import first_columns
 
 Rollouts = list[Tensor]
-"""Each problem's contemplation inputs: at least k, D."""
+"""By problem, the inputs of its contemplation tokens: K, D, with K >= k."""
 
 
 @torch.no_grad()
 def roll_out(
     adapters: Adapters, queries: Queries, num_tokens: Sequence[int], *, layer: int, batch_size: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Generate every problem's contemplation tokens with φ and yield what was fed, by the problem's number.
+    """Generate every problem's contemplation tokens with φ; yield its number and what the tokens were fed (K, D).
 
     Args:
-        num_tokens: How many of every problem.
+        num_tokens: K of every problem.
+        layer: Autoregressive layer l.
+        batch_size: Problems in one rollout; fewer if memory does not suffice.
+
+    Raises:
+        ResourceError: if a single problem does not fit into memory.
     """
     lengths = [len(query) for query in queries.queries]
 
@@ -53,6 +58,7 @@ def roll_out(
             max_tokens=int(counts.max()),
             num_tokens_B=counts,
         )
+        # Copies, because views would keep the whole batch in memory.
         return [(number, tokens.inputs_BKD[row, : num_tokens[number]].clone()) for row, number in enumerate(batch)]
 
     for batch in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
@@ -61,33 +67,38 @@ def roll_out(
 
 
 @dataclass(frozen=True)
-class Read:
-    """What ψ reads of some problems before it answers."""
+class Prefix:
+    """What ψ reads of a batch before it answers."""
 
     sequence: CachedSequence
     """The queries, and what comes between them and the answers."""
     lower_BKD: Tensor | None = None
-    """φ's contemplation tokens' raw states at index l, where there are any; a row's own come first."""
+    """Raw states of φ's contemplation tokens at index l, padded on the right; None without such tokens."""
     last_BKD: Tensor | None = None
-    """The same at index L."""
+    """Their raw states at index L."""
 
 
 class Context(Protocol):
-    """What ψ decodes the answer from, for some problems of the data set."""
+    """Makes what ψ decodes the answers from."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """What learns with ψ, by name."""
+        """Parameters that learn together with ψ, by name."""
         ...
 
-    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Read:
-        """Prepare the problems with these numbers, which are these examples in this epoch."""
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
+        """Run everything before the answers of a batch.
+
+        Args:
+            numbers: The problems' numbers in the data set.
+            batch: Their examples in this epoch.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class QueryContext:
-    """ψ reads the query itself, which is plain fine-tuning; what else it reads, if anything, is under ψ too."""
+    """The query under ψ itself, which is plain fine-tuning; subclasses append further tokens under ψ."""
 
     adapters: Adapters
 
@@ -95,26 +106,31 @@ class QueryContext:
     def trained(self) -> dict[str, nn.Parameter]:
         return {}
 
-    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Read:
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         sequence = read_query(self.adapters, [example.query for example in batch], adapter=PSI)
         self.append(sequence, [example.num_tokens for example in batch])
-        return Read(sequence)
+        return Prefix(sequence)
 
     def append(self, sequence: CachedSequence, counts: Sequence[int]) -> None:
-        """Put a number of tokens behind each query, under ψ; here none."""
+        """Append tokens to each query, under the weights in use, which are ψ's; here none.
+
+        Args:
+            counts: Number of tokens by row.
+        """
 
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """Kept contemplation inputs, once more through φ in one parallel pass.
+    """The query under θ and its contemplation tokens: their stored inputs run through φ in one parallel pass.
 
-    Layers 1..l never see a gradient; those above do where `trains_above` (paper, section 4.2).
+    φ's layers 1..l never learn; those above l do if `trains_above` is set (paper, section 4.2).
     """
 
     adapters: Adapters
     queries: Queries
     rollouts: Rollouts
     layer: int
+    """Autoregressive layer l."""
     trains_above: bool = False
 
     @property
@@ -122,18 +138,18 @@ class RolloutContext:
         layers = range(self.layer, self.adapters.theta.num_layers)
         return self.adapters.parameters(PHI, layers=layers) if self.trains_above else {}
 
-    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Read:
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         inputs = [self.rollouts[number][: each.num_tokens] for number, each in zip(numbers, batch, strict=True)]
         inputs_BKD = pad_sequence(inputs, batch_first=True).to(self.adapters.theta.device)
         mask_BK = first_columns([len(rows) for rows in inputs], device=self.adapters.theta.device)
-        sequence, above = self.queries.sequence(numbers), self.trains_above
-        arguments = (self.adapters, sequence, inputs_BKD, mask_BK)
-        return Read(sequence, *replay(*arguments, layer=self.layer, trains_above=above))
+        sequence = self.queries.sequence(numbers)
+        states = replay(self.adapters, sequence, inputs_BKD, mask_BK, layer=self.layer, trains_above=self.trains_above)
+        return Prefix(sequence, *states)
 
 
 @dataclass(frozen=True)
 class GoldContext:
-    """Gold states in the contemplation tokens' place: what a perfect φ would leave (paper, section 3.2)."""
+    """The query under θ and gold states, which a perfect φ would generate (paper, section 3.2)."""
 
     adapters: Adapters
     queries: Queries
@@ -145,31 +161,42 @@ class GoldContext:
         return {}
 
     @torch.no_grad()
-    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Read:
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Prefix:
         sequence = self.queries.sequence(numbers)
         gold = [self.gold[number][1:] for number in numbers]
         place_gold(self.adapters, sequence, gold)
-        return Read(sequence)
+        return Prefix(sequence)
 
 
 @torch.no_grad()
 def token_states(
     context: RolloutContext, examples: Sequence[PsiExample], *, batch_size: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Raw states at index l and at index L of the contemplation tokens that each problem reads: K, D each."""
+    """Compute the raw states of all contemplation tokens at index l and at index L.
+
+    Args:
+        examples: One for each problem of the data set; `num_tokens` says how many tokens it has.
+        batch_size: Problems in one pass; fewer if memory does not suffice.
+
+    Returns:
+        The states at index l and those at index L, by problem: K, D.
+
+    Raises:
+        ResourceError: if a single problem does not fit into memory.
+    """
 
     def run(numbers: Sequence[int]) -> list[tuple[int, tuple[Tensor, Tensor]]]:
         batch = [examples[number] for number in numbers]
-        read = context.read(numbers, batch)
-        assert read.lower_BKD is not None
-        assert read.last_BKD is not None
+        prefix = context.read(numbers, batch)
+        assert prefix.lower_BKD is not None
+        assert prefix.last_BKD is not None
         return [
             (number, (lower_KD[: each.num_tokens].clone(), last_KD[: each.num_tokens].clone()))
-            for number, lower_KD, last_KD, each in zip(numbers, read.lower_BKD, read.last_BKD, batch, strict=True)
+            for number, lower_KD, last_KD, each in zip(numbers, prefix.lower_BKD, prefix.last_BKD, batch, strict=True)
         ]
 
     lengths = [len(query) for query in context.queries.queries]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    states = dict(found for batch in batches for part in in_parts(batch, run) for found in part)
+    states = dict(numbered for batch in batches for part in in_parts(batch, run) for numbered in part)
     lower, last = zip(*(states[number] for number in range(len(examples))), strict=True)
     return [*lower], [*last]

@@ -10,12 +10,12 @@ from ccot_cli.tensors.probes import fit_probe
 
 
 def fit_draft(last_MD: Tensor, first_M: Tensor, *, validation: tuple[Tensor, Tensor]) -> Draft:
-    """Fit the probe on training problems and measure it on validation problems.
+    """Fit a probe on training problems and measure its accuracy on validation problems.
 
     Args:
-        last_MD: Raw states at index L of each problem's last contemplation token.
-        first_M: The first token of its answer.
-        validation: States and first tokens of validation problems.
+        last_MD: Raw state at index L of each problem's last contemplation token.
+        first_M: First token of each problem's answer.
+        validation: The same two tensors of validation problems.
     """
     probe = fit_probe(last_MD.cpu(), first_M.cpu())
     is_right_M = probe.is_right(*(each.cpu() for each in validation))

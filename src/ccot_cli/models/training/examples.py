@@ -13,12 +13,12 @@ class PsiExample:
     start: list[int]
     """What ψ is given first: <ANS>, or the token that opens an explicit chain."""
     answer: list[int]
-    """What ψ must say, end of sequence included."""
+    """What ψ must write after that, end of sequence included."""
     num_tokens: int
-    """How many tokens it reads between query and answer; 0 for none."""
+    """Tokens between query and answer; 0 for none."""
     num_before_end: int | None = None
-    """k, if more tokens than that are read."""
+    """k, if ψ may read more tokens than that; None if `num_tokens` is k."""
 
 
 ExamplesByEpoch = Callable[[int], Sequence[PsiExample]]
-"""Every problem's example in an epoch, counted from 0: a curriculum."""
+"""A curriculum: an epoch, counted from 0 -> every problem's example in it."""

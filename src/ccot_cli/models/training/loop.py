@@ -1,4 +1,4 @@
-"""The training loop, whole: epochs, batches, steps, log, checkpoints, and a stop that loses no step."""
+"""The training loop: epochs, batches, steps, log, checkpoints, and a stop that loses no step."""
 
 import json
 import random
@@ -21,28 +21,37 @@ CHECKPOINT_FILE = "checkpoint.safetensors"
 
 
 class Training(ABC):
-    """What is trained: a subclass says what some examples of a batch add to its loss, the loop does the rest."""
+    """Something to train. A subclass computes what a part of a batch adds to its loss; the loop does the rest."""
 
     optimiser: Optimiser
     lengths: Sequence[int]
-    """One for every example: a batch's examples have like lengths."""
+    """Of every example, in tokens: examples of similar length share a batch."""
     batch_size: int
     seed: int
-    """Of the order of the examples."""
+    """Seed of the examples' order."""
 
     @abstractmethod
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
-        """Compute what a part of a batch adds to the batch's loss, from the numbers of their examples."""
+        """Compute what a part of a batch adds to the batch's loss.
+
+        Args:
+            part: Numbers of the part's examples.
+            whole: Numbers of the batch's examples.
+
+        Returns:
+            A scalar; the parts of a batch sum up to its loss.
+        """
 
     @property
     def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
         return -(-len(self.lengths) // self.batch_size)
 
     def steps(self) -> Iterator[float]:
-        """Take the steps that are left, from wherever the optimiser stands, yielding each one's loss."""
+        """Take the steps that are left after those that the optimiser has taken; yield each one's loss."""
         while self.optimiser.step_count < self.optimiser.num_steps:
             epoch, num_done = divmod(self.optimiser.step_count, self.steps_per_epoch)
-            # An epoch's order depends on its number alone, so that a resumed one goes on with its next batch.
+            # An epoch's order depends on its number alone, so a resumed epoch continues with its next batch.
             shuffler = random.Random(f"{self.seed}/{epoch}")
             for batch in bucketed(self.lengths, batch_size=self.batch_size, shuffler=shuffler)[num_done:]:
                 yield self.optimiser.step_on(batch, self.part_loss)
@@ -59,24 +68,31 @@ def train(
     figures: Callable[[float], dict[str, str]] = lambda loss: {"loss": f"{loss:.4f}"},
     on_epoch: Callable[[float], dict[str, Any]] = lambda loss: {},
 ) -> float:
-    """Take all steps that are left. A stop waits for the end of a step, and loses none.
+    """Take all steps that are left, with a log and checkpoints.
 
-    An interrupted run ends in the same bits as one that was not.
+    If the user asks for a stop, the current step is finished and saved. An interrupted run continues from its last
+    checkpoint and, on a CPU, ends in the same bits as an uninterrupted one.
 
     Args:
-        log: Where to write a line for every step.
-        checkpoint: Where to write, and look for, the optimiser's state.
-        label: What the progress bar says.
-        figures: What is shown of a step, from its loss.
-        on_epoch: Called with an epoch's mean loss; what it returns is logged.
+        log: File with a JSON line for every step.
+        checkpoint: File with the optimiser's state; training resumes from it if it exists.
+        label: Text of the progress bar.
+        checkpoint_steps: Steps between two checkpoints.
+        figures: A step's loss -> what the progress bar shows beside the label.
+        on_epoch: Called with an epoch's mean loss; what it returns is added to the log.
 
     Returns:
         Mean loss of the last epoch.
+
+    Raises:
+        DivergedError: if several steps in a row, or the last one, are not finite.
+        ResourceError: if a single example does not fit into memory.
     """
     optimiser, epoch = training.optimiser, training.steps_per_epoch
     lines: list[dict[str, Any]] = []
     if checkpoint.exists():
         optimiser.resume(checkpoint)
+        # The log is written first, so it may have more steps than the checkpoint.
         lines = [json.loads(line) for line in log.read_text().splitlines()][: optimiser.step_count]
         progress.say(f"resumed after step {optimiser.step_count:,}")
     with (
@@ -104,6 +120,6 @@ def _mean_loss(lines: list[dict[str, Any]]) -> float:
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Write JSON lines, whole or not at all."""
+    """Write JSON lines; an interrupted call leaves the file as it was."""
     with commit(path) as part:
         part.write_text("".join(json.dumps(line) + "\n" for line in lines))

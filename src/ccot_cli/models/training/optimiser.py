@@ -1,7 +1,9 @@
-"""One optimiser for all training: warm-up and linear decay, clipping, a guard against numbers gone wrong.
+"""One optimiser for all training: warm-up, linear decay, clipping, and a guard against values that are not finite.
 
-`adamw` is what such models are tuned with as a rule. `muon` turns every matrix's momentum into the nearest orthogonal
-matrix before stepping (Jordan et al., 2024), so that weak directions of a gradient learn as fast as strong ones.
+`adamw` is the usual choice. `muon` turns every matrix's momentum into the nearest orthogonal matrix before the step
+(Jordan et al., 2024), so that weak directions of a gradient learn as fast as strong ones.
+
+Dimensions: N matrices of R rows and C columns, R <= C.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,25 +24,33 @@ PartLoss = Callable[[Sequence[int], Sequence[int]], Tensor]
 """(a part of a batch, the whole batch) -> what the part's examples add to the batch's loss."""
 
 WARM_UP = 0.05
+"""Proportion of the steps in which the learning rate rises."""
 MAX_BAD_STEPS = 5
+"""Steps in a row without a finite loss and gradient after which training is given up."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices; those of one shape are orthogonalised together, which is what makes it cheap for adapters.
+    """Muon for matrices. Those of the same shape are orthogonalised together, which makes it cheap for adapters.
 
-    The update has AdamW's usual size (0.2 a number), so that learning rates mean the same.
+    An update has the root mean square that AdamW's usually has (0.2), so that learning rates mean the same.
+
+    Args:
+        parameters: Matrices.
+        lr: Learning rate.
     """
 
     MOMENTUM = 0.95
     POLYNOMIAL = (3.4445, -4.7750, 2.0315)
+    """Coefficients of x, x^3 and x^5 in `orthogonalise`."""
     ROUNDS = 5
+    """Iterations of `orthogonalise`."""
 
     def __init__(self, parameters: list[nn.Parameter], *, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step down every parameter's orthogonalised momentum."""
+        """Move every parameter against its orthogonalised momentum."""
         for group in self.param_groups:
             alike: dict[tuple[int, int], list[nn.Parameter]] = {}
             for parameter in group["params"]:
@@ -56,7 +66,7 @@ class Muon(torch.optim.Optimizer):
                     parameter.sub_(step, alpha=group["lr"] * size)
 
     def _direction(self, parameter: nn.Parameter) -> Tensor:
-        """Nesterov momentum, wide rather than tall."""
+        """Update the momentum and return Nesterov's, transposed if it has more rows than columns."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if "momentum" not in state:
@@ -70,8 +80,11 @@ def orthogonalise(matrices_NRC: Tensor, polynomial: tuple[float, float, float], 
     """Push all singular values towards 1 by Newton-Schulz iteration; they end between about 0.7 and 1.2.
 
     Args:
-        matrices_NRC: N matrices of R rows and C columns, R <= C.
         polynomial: Coefficients of x, x^3, x^5.
+        rounds: Number of iterations.
+
+    Returns:
+        Matrices of the same shape: N, R, C.
     """
     first, third, fifth = polynomial
     x_NRC: Tensor = matrices_NRC / matrices_NRC.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
@@ -82,15 +95,16 @@ def orthogonalise(matrices_NRC: Tensor, polynomial: tuple[float, float, float], 
 
 
 class Optimiser:
-    """Steps over a fixed set of parameters for a known number of steps.
+    """Takes a known number of steps over a fixed set of parameters.
 
     Args:
         parameters: What learns, by name.
-        learning_rate: Its peak, reached after 5 % of the steps; from there, or from the last restart, it falls to zero.
-        num_steps: Steps in all.
+        learning_rate: The peak. The rate rises to it within 5 % of the steps (divided among the restarts), and falls
+            linearly to zero from the start, or from the last restart if there are any.
+        num_steps: Number of all steps.
         kind: `muon` takes matrices only.
-        restarts: Steps before which all moments are forgotten and the rate rises anew, as at a curriculum's stages.
-        micro_batch_size: Most examples whose gradients are computed at once; a whole batch's by default.
+        restarts: Steps before which all moments are forgotten and the rate rises again, as at a curriculum's stages.
+        micro_batch_size: Most examples whose gradients are computed at once; the whole batch by default.
     """
 
     def __init__(
@@ -110,11 +124,11 @@ class Optimiser:
         self.num_steps = num_steps
         self.step_count = 0
         self._num_bad = 0
-        every = list(parameters.values())
+        trained = list(parameters.values())
         self._inner: torch.optim.Optimizer = (
-            Muon(every, lr=learning_rate)
+            Muon(trained, lr=learning_rate)
             if kind == "muon"
-            else torch.optim.AdamW(every, lr=learning_rate, weight_decay=0.0)
+            else torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
         )
 
     @classmethod
@@ -126,7 +140,7 @@ class Optimiser:
         num_steps: int,
         restarts: Sequence[int] = (),
     ) -> Self:
-        """Take kind, rate and micro-batch size from a stage's settings."""
+        """Make an optimiser with the kind, rate and micro-batch size of a stage's settings."""
         return cls(
             parameters,
             learning_rate=config.learning_rate,
@@ -137,30 +151,37 @@ class Optimiser:
         )
 
     def _rate(self) -> float:
+        """Compute the learning rate of the step that comes next."""
         warm_up = max(1, round(WARM_UP * self.num_steps / len(self.restarts)))
-        begun = max(start for start in self.restarts if start <= self.step_count)
-        rise = min(1.0, (self.step_count - begun + 1) / warm_up)
-        last = self.restarts[-1]
-        fall = max(0, self.step_count - last) / (self.num_steps - last)
+        restart = max(start for start in self.restarts if start <= self.step_count)
+        rise = min(1.0, (self.step_count - restart + 1) / warm_up)
+        decay_start = self.restarts[-1]
+        fall = max(0, self.step_count - decay_start) / (self.num_steps - decay_start)
         return self.learning_rate * rise * (1 - fall)
 
     def step_on(self, batch: Sequence[int], part_loss: PartLoss) -> float:
-        """Go down one step of a batch's loss, in micro-batches whose gradients are added up.
+        """Take one step down a batch's loss, adding up the gradients of its micro-batches.
 
-        A loss or gradient that is not finite changes nothing. Where a micro-batch does not fit into memory, they are
-        half as large from then on.
+        If the loss or its gradient is not finite, the parameters stay as they are. If a micro-batch does not fit into
+        memory, micro-batches are half as large from then on.
+
+        Args:
+            batch: Numbers of the batch's examples.
+            part_loss: Computes what a micro-batch adds to the batch's loss.
+
+        Returns:
+            The batch's loss.
 
         Raises:
-            DivergedError: after several bad steps in a row, or a bad last one.
-            ResourceError: where a single example does not fit.
+            DivergedError: if several steps in a row, or the last one, are not finite.
+            ResourceError: if a single example does not fit into memory.
         """
-        loss = self._add_up(batch, part_loss)
-        while loss is None:
-            loss = self._add_up(batch, part_loss)
+        while (loss := self._add_up(batch, part_loss)) is None:
+            pass
         return self._descend(loss)
 
     def _descend(self, loss: float) -> float:
-        """Go down the gradients that a loss has left in the parameters."""
+        """Take a step with the gradients that are in the parameters; return their loss."""
         if self.step_count in self.restarts:
             self._inner.state.clear()
         is_good = isfinite(loss)
@@ -183,7 +204,10 @@ class Optimiser:
         return loss
 
     def _add_up(self, batch: Sequence[int], part_loss: PartLoss) -> float | None:
-        """A batch's loss, its gradient left in the parameters; None where memory did not suffice for a part."""
+        """Compute a batch's loss and leave its gradient in the parameters.
+
+        If a micro-batch does not fit into memory, halve their size and return None.
+        """
         self._inner.zero_grad(set_to_none=True)
         size = min(self.micro_batch_size or len(batch), len(batch))
         total = 0.0
@@ -200,13 +224,13 @@ class Optimiser:
                 raise
             if size == 1:
                 raise does_not_fit() from error
-        # Outside the handler, whose traceback would hold on to the part's tensors.
+        # Outside the handler, whose traceback would keep the micro-batch's tensors in memory.
         release()
         self.micro_batch_size = -(-size // 2)
         return None
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on: parameters, moments and the step, as named tensors."""
+        """Return what `resume` needs, as named tensors: parameters, moments and the number of steps taken."""
         tensors = {"step": torch.tensor(self.step_count)}
         for name, parameter in self.parameters.items():
             tensors[f"parameter/{name}"] = parameter.detach().cpu().contiguous()
@@ -215,7 +239,7 @@ class Optimiser:
         return tensors
 
     def resume(self, path: Path) -> None:
-        """Go on from a saved state, bit for bit on a CPU."""
+        """Restore a saved state; on a CPU, training then continues bit for bit."""
         tensors = load_file(path)
         self.step_count = int(tensors.pop("step"))
         for name, parameter in self.parameters.items():

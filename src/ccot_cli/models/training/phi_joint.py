@@ -1,13 +1,17 @@
 """Train all layers of φ together, in the end on its own rollouts (ours; the loss is the paper's LOSS_φ).
 
-Trained layer by layer, a lower layer that falls short is never repaired by those above it, and inputs that were always
-gold leave φ helpless against its own errors. Here every layer learns at once: first from gold inputs, which is one
-parallel pass, then from rollouts in which fewer and fewer inputs are gold (scheduled sampling; Bengio et al., 2015),
-and last from φ's own rollouts alone. A rollout runs without gradients, and its inputs are then run in one parallel
-pass: gradients through the recurrence undid what gold inputs had taught. The loss compares indices l..L only, so that
-layers below l are free to compute what helps.
+Layer-by-layer training has two weaknesses: no layer repairs the errors of those below it, and inputs that were always
+gold leave φ helpless against its own errors. Here all layers learn at once, in three phases:
 
-Dimensions: B batch, J = 1 + K gold rows, K contemplation tokens, I indices l..L, D width.
+1. from gold inputs (teacher forcing), which is one parallel pass;
+2. from rollouts in which fewer and fewer inputs are gold (scheduled sampling; Bengio et al., 2015);
+3. from φ's own rollouts alone.
+
+A rollout runs without gradients; its inputs then run in one parallel pass with gradients. Gradients through the
+recurrence undid what gold inputs had taught. The loss compares indices l..L only, which leaves the layers below l free
+to compute what helps.
+
+Dimensions: B batch, K contemplation tokens, J = 1 + K gold rows, I indices l..L, D width.
 """
 
 import random
@@ -30,23 +34,25 @@ from ccot_cli.tensors.masks import first_columns
 
 @dataclass(frozen=True)
 class Generated:
-    """φ's states of a batch beside the gold ones."""
+    """φ's states for a batch, and the gold ones."""
 
     states_BIKD: Tensor
-    """At indices l..L: L - l + 1 of them."""
+    """Generated states at indices l..L."""
     gold_BIKD: Tensor
+    """Gold states at the same indices."""
     mask_BK: Tensor
     """True at tokens that exist."""
 
     def errors(self) -> Tensor:
-        """Scaled squared error of every token at every index, 0 where no token is: B, I, K."""
+        """Compute the scaled squared error of every token at every index, 0 at padding: B, I, K."""
         return scaled_errors(self.states_BIKD, self.gold_BIKD) * self.mask_BK[:, None]
 
     def loss(self) -> Tensor:
-        """Their Huber loss, averaged over an example's tokens, then over indices and the batch.
+        """Compute the Huber loss of the errors, averaged over an example's tokens, then over indices and the batch.
 
-        Fed back, a state that has gone astray can grow from token to token without bound. Squared, one such example
-        outweighed the batch and led the next ones astray: training lost what it had learned, for a hundred steps.
+        A wrong state that is fed back can grow from token to token without bound. With the squared error, one such
+        example outweighed the batch and spoiled the following steps: training lost what it had learned for a hundred
+        steps.
         """
         return (huber(self.errors()).sum(dim=2) / self.mask_BK.sum(dim=1)[:, None]).mean()
 
@@ -58,64 +64,73 @@ def generate(
     numbers: Sequence[int],
     *,
     layer: int,
-    gold_share: float = 0.0,
+    gold_fraction: float = 0.0,
     seed: str = "",
 ) -> Generated:
-    """Compute φ's states for some examples, from gold inputs or by its own rollout.
+    """Compute φ's states for some examples, from gold inputs, by its own rollout, or from a mixture.
 
-    A rollout is sequential through layers 1..l only. It runs without gradients and yields the inputs; one parallel pass
-    over these inputs then carries the gradients, as teacher forcing does, but on φ's own mistakes.
+    A rollout feeds each token the state at index l of the one before, so it is sequential through layers 1..l. It runs
+    without gradients, to find out the inputs. One parallel pass over these inputs then carries the gradients: teacher
+    forcing, but on φ's own mistakes.
 
     Args:
-        queries: Those of the examples.
-        numbers: Which examples.
-        gold_share: How many inputs are gold states, drawn token by token; at 1 all tokens are run in one pass.
-        seed: Of the draw, together with an example's number: parts of a batch draw what the whole would.
+        queries: The queries of all examples.
+        numbers: Which examples to compute.
+        layer: Autoregressive layer l.
+        gold_fraction: Probability that an input is gold, drawn for every token; 1 needs no rollout.
+        seed: Seed of the draws, together with an example's number: a part of a batch draws as the whole would.
     """
     theta = adapters.theta
     gold = [examples[number].gold_JID[:, layer:] for number in numbers]
     gold_BJID = pad_sequence(gold, batch_first=True).to(theta.device).float()
     mask_BK = first_columns([len(rows) - 1 for rows in gold], device=theta.device)
-    fed_BJD = gold_BJID[:, :, 0].to(theta.dtype)
+    # z_0 .. z_K at index l. Token j, counted from 0, is fed z_j if its input is gold; token 0 always is.
+    gold_inputs_BJD = gold_BJID[:, :, 0].to(theta.dtype)
     sequence = queries.sequence(numbers)
     num_query = sequence.mask_BS.shape[1]
-    inputs_BKD, lower_BKD = fed_BJD[:, :-1], None
-    if gold_share < 1:
-        is_gold_BK = (_draws(seed, numbers, mask_BK.shape[1]) < gold_share).to(theta.device)
+    inputs_BKD, lower_BKD = gold_inputs_BJD[:, :-1], None
+    if gold_fraction < 1:
+        is_gold_BK = (_draws(seed, numbers, mask_BK.shape[1]) < gold_fraction).to(theta.device)
 
-        def instead(column: int, state_BD: Tensor) -> Tensor:
-            return torch.where(is_gold_BK[:, column, None], fed_BJD[:, column + 1], state_BD)
+        def gold_or_own(column: int, own_BD: Tensor) -> Tensor:
+            """Choose what the token after `column` is fed: the gold state or φ's own, both of `column`."""
+            return torch.where(is_gold_BK[:, column, None], gold_inputs_BJD[:, column + 1], own_BD)
 
         with torch.no_grad():
             adapters.use(PHI)
-            # Without `instead` the recurrence feeds φ's own states; with it, a gold state replaces some of them.
             inputs_BKD, lower_BKD = theta.blocks.feed_back(
-                sequence, fed_BJD[:, 0], mask_BK, layer=layer, instead=instead if gold_share else None
+                sequence, gold_inputs_BJD[:, 0], mask_BK, layer=layer, instead=gold_or_own if gold_fraction else None
             )
-    # Taught, no rollout was needed. Otherwise the columns of the rollout are dropped from the cache and the same inputs
-    # run again with gradients; if none are wanted, the rollout's states at index l serve as they are.
+    # The parallel pass through layers 1..l is needed if there was no rollout, or if there was one but gradients are
+    # wanted. Otherwise the rollout's states at index l are used, whose keys and values are in the cache already.
     if lower_BKD is None or torch.is_grad_enabled():
+        # Call `use` again: under `no_grad` it may have installed merged weights, through which no gradient passes.
         adapters.use(PHI)
-        sequence.crop(num_query)
+        sequence.crop(num_query)  # forgets the rollout, if there was one
         sequence.extend(mask_BK)
         lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
-    # The loss reads every index from l on; layers above l are parallel in either case.
+    # Layers above l are no part of the recurrence, so they run in parallel in every case. The loss reads every index.
     states = theta.blocks.run_each(lower_BKD, layer, theta.num_layers, sequence)
     return Generated(torch.stack(states, dim=1), gold_BJID[:, 1:].transpose(1, 2), mask_BK)
 
 
 def _draws(seed: str, numbers: Sequence[int], num_tokens: int) -> Tensor:
-    """Evenly from 0 to 1, for each example in an order of its own: B, K."""
-    every = (random.Random(f"{seed}/{number}") for number in numbers)
-    return torch.tensor([[draw.random() for _ in range(num_tokens)] for draw in every])
+    """Draw uniformly from 0 to 1, by the seed and each example's number: B, K."""
+    generators = [random.Random(f"{seed}/{number}") for number in numbers]
+    return torch.tensor([[generator.random() for _ in range(num_tokens)] for generator in generators])
 
 
-WEANED_AT = 0.5
-"""Share of the rollout epochs after which no input is gold any more."""
+GOLD_UNTIL = 0.5
+"""Proportion of the rollout epochs after which no input is gold any more."""
 
 
 class JointTraining(Training):
-    """Steps over the data set: `taught_epochs` from gold inputs, then `epochs` of rollouts."""
+    """Trains all of φ: `taught_epochs` from gold inputs, then `epochs` of rollouts.
+
+    Args:
+        adapters: With a φ, whose parameters are declared trainable.
+        queries: The queries of the examples.
+    """
 
     def __init__(
         self, adapters: Adapters, examples: Sequence[GoldExample], queries: Queries, config: TrainPhiConfig
@@ -130,21 +145,21 @@ class JointTraining(Training):
         self.optimiser = Optimiser.from_config(parameters, config, num_steps=num_steps)
 
     @property
-    def gold_share(self) -> float:
-        """How many inputs are gold: 1 while taught, then falling evenly to 0."""
-        step, taught = self.optimiser.step_count, self.taught_steps
-        weaned = WEANED_AT * (self.optimiser.num_steps - taught)
-        return max(0.0, 1 - (step - taught + 1) / weaned) if step >= taught and weaned else 1.0
+    def gold_fraction(self) -> float:
+        """Probability that an input is gold: 1 in the taught epochs, then falling linearly to 0."""
+        num_rollouts = self.optimiser.num_steps - self.taught_steps
+        rollout = self.optimiser.step_count - self.taught_steps
+        return max(0.0, 1 - (rollout + 1) / (GOLD_UNTIL * num_rollouts)) if rollout >= 0 and num_rollouts else 1.0
 
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
-        """Compute what some examples add to their batch's loss, the scaled error over indices l..L."""
-        made = generate(
+        """Compute what a part of a batch adds to the batch's loss, the Huber loss over indices l..L."""
+        generated = generate(
             self.adapters,
             self.examples,
             self.queries,
             part,
             layer=self.layer,
-            gold_share=self.gold_share,
+            gold_fraction=self.gold_fraction,
             seed=f"{self.seed}/{self.optimiser.step_count}",
         )
-        return made.loss() * (len(part) / len(whole))
+        return generated.loss() * (len(part) / len(whole))

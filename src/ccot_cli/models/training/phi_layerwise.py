@@ -1,12 +1,14 @@
 """Train φ layer by layer, as a stream over the data set (paper, section 4.1; LOSS_φ).
 
-Layer i reads three things only: the query's keys and values under θ, φ's own states at index i-1, and the gold states
-at index i. All of them are kept for the whole data set, so that one layer is at work at a time and the total cost is
-L layer passes per epoch instead of L². The adapters are those of running the first i layers anew at every step. What is
-kept rests on the device, or in files, from which a batch is fetched while the one before it is in use. The layers
-themselves may rest in main memory: only the one that is trained has to be on the device.
+The training of layer i reads three things: the query's keys and values under θ, φ's own states at index i-1, and the
+gold states at index i. They are stored for the whole data set, so only layer i runs while it is trained: an epoch of
+all layers costs L layer passes instead of about L². The adapters become the same as if the first i layers ran again at
+every step.
 
-Dimensions: B batch, N query, K contemplation tokens, S query and contemplation tokens, I all
+The stored tensors stay on the device, or in files, from which a batch is fetched while the one before it is in use. The
+layers themselves may stay in main memory: only the one that is trained has to be on the device.
+
+Dimensions: B batch, N query, K contemplation tokens, J = 1 + K gold rows, S query and contemplation tokens, I all
 indices 0..L, D width, H heads, C channels of a head.
 """
 
@@ -42,30 +44,32 @@ class LayerReport:
     train_loss: float
     """Mean over the last epoch."""
     validation_loss: float
+    """After the last step."""
     untrained_loss: float
-    """Validation loss of θ in φ's place, before the first step."""
+    """Validation loss before the first step."""
 
 
 ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """A batch on the device, for one layer."""
+class _LayerInput:
+    """What one layer reads of a batch, on the device."""
 
     theta: Theta
     index: int
-    """Where that layer leads, 1..L."""
+    """The index that the layer computes, 1..L."""
     keys_BHNC: Tensor
+    """The query's keys at that layer, under θ."""
     values_BHNC: Tensor
-    """Of the query, at that layer under θ."""
+    """The query's values there."""
     state_BKD: Tensor
     """φ's states at index - 1."""
     mask_BS: Tensor
-    """Query and contemplation tokens that exist."""
+    """True at tokens of query and contemplation that exist."""
 
     def run(self, part: slice = ALL) -> Tensor:
-        """Take the contemplation tokens through the layer under the weights in use: B, K, D."""
+        """Run the layer on the contemplation tokens of some examples, under the weights in use: B, K, D."""
         cache = empty_cache()
         cache.update(self.keys_BHNC[part], self.values_BHNC[part], layer_idx=self.index - 1)
         sequence = CachedSequence(cache, self.mask_BS[part])
@@ -73,24 +77,27 @@ class _Ready:
 
 
 @dataclass(frozen=True)
-class _Lesson(_Ready):
-    """And what the layer should make of it."""
+class _LabelledInput(_LayerInput):
+    """A layer's input, and the gold states that it should compute from it."""
 
     gold_BKD: Tensor
+    """Gold states at the index that the layer computes."""
     mask_BK: Tensor
-    """Contemplation tokens that exist."""
+    """True at contemplation tokens that exist."""
 
     def loss(self, part: slice = ALL) -> Tensor:
-        """The scaled error of some examples, all by default."""
+        """Compute the mean scaled error of some examples, all by default."""
         return scaled_mse(self.run(part), self.gold_BKD[part], self.mask_BK[part])
 
 
 class _Batch:
-    """A padded group of examples and its place in the stream.
+    """A padded batch of examples and its states, which move up one layer at a time.
 
     Args:
-        folder: Where its tensors rest from one layer to the next, in files that are mapped into memory; on the device
-            by default.
+        layer: Autoregressive layer l, whose gold states are the inputs.
+        number: The batch's number, part of its files' names.
+        folder: Where its tensors are stored from one layer to the next, in files that are mapped into memory; on the
+            device by default.
     """
 
     def __init__(
@@ -101,45 +108,47 @@ class _Batch:
             [example.query for example in examples], fill=theta.pad_id, device=theta.device
         )
         self.mask_BK = first_columns([len(example.gold_JID) - 1 for example in examples], device=theta.device)
-        # Mapped files as they come from the workspace: an index is read when its layer is trained.
+        # Files of the workspace, mapped into memory: an index is read from disk when its layer is trained.
         self._gold = [example.gold_JID for example in examples]
-        sequence, blocks = self._query(), theta.blocks
-        self._query_BND = self._rest("query", blocks.enter(blocks.embedding(ids_BN), sequence))
+        sequence, blocks = self._query_sequence(), theta.blocks
+        self._query_BND = self._store("query", blocks.enter(blocks.embedding(ids_BN), sequence))
         sequence.extend(self.mask_BK)
-        fed_BKD = self._padded(slice(0, -1), layer).to(theta.device, theta.dtype)
-        self._state_BKD = self._rest("state", blocks.enter(fed_BKD, sequence))
+        inputs_BKD = self._padded_gold(slice(0, -1), layer).to(theta.device, theta.dtype)
+        self._state_BKD = self._store("state", blocks.enter(inputs_BKD, sequence))
         self._keys_values: tuple[Tensor, Tensor] | None = None
 
-    def _rest(self, name: str, tensor: Tensor) -> Tensor:
+    def _store(self, name: str, tensor: Tensor) -> Tensor:
+        """Keep a tensor until the next layer: as it is, or in a file over the one that had this name."""
         if self._folder is None:
             return tensor
         path = str(self._folder / f"{self._number}-{name}")
         mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
         return mapped.copy_(tensor)
 
-    def _padded(self, rows: slice, index: int) -> Tensor:
-        """Gold states at an index: B, K, D."""
+    def _padded_gold(self, rows: slice, index: int) -> Tensor:
+        """Stack some gold rows at an index, padded on the right: B, K, D."""
         return pad_sequence([gold_JID[rows, index] for gold_JID in self._gold], batch_first=True)
 
-    def _query(self) -> CachedSequence:
+    def _query_sequence(self) -> CachedSequence:
+        """Make a sequence with columns for the query and an empty cache."""
         sequence = CachedSequence.empty(len(self.query_mask_BN), self.query_mask_BN.device)
         sequence.extend(self.query_mask_BN)
         return sequence
 
     def run_query(self, index: int) -> None:
-        """Take the query to `index` under θ and keep that layer's keys and values."""
-        sequence = self._query()
+        """Run the query from index - 1 to `index` under the weights in use; store the layer's keys and values."""
+        sequence = self._query_sequence()
         query_BND = self.theta.blocks.run(self._query_BND.to(self.theta.device), index - 1, index, sequence)
-        self._query_BND = self._rest("query", query_BND)
+        self._query_BND = self._store("query", query_BND)
         keys, values = sequence.keys_values(index - 1)
-        self._keys_values = self._rest("keys", keys), self._rest("values", values)
+        self._keys_values = self._store("keys", keys), self._store("values", values)
 
-    def ready(self, index: int) -> _Ready:
-        """Bring everything to the device that the layer needs; its keys and values were kept."""
+    def layer_input(self, index: int) -> _LayerInput:
+        """Bring to the device what the layer reads; `run_query` must have run for this index."""
         assert self._keys_values is not None
         device = self.theta.device
         keys_BHNC, values_BHNC = (tensor.to(device) for tensor in self._keys_values)
-        return _Ready(
+        return _LayerInput(
             theta=self.theta,
             index=index,
             keys_BHNC=keys_BHNC,
@@ -148,18 +157,18 @@ class _Batch:
             mask_BS=torch.cat([self.query_mask_BN, self.mask_BK], dim=1),
         )
 
-    def lesson(self, index: int) -> _Lesson:
-        """The same with the gold states."""
-        gold_BKD = self._padded(slice(1, None), index).to(self.theta.device)
-        return _Lesson(**vars(self.ready(index)), gold_BKD=gold_BKD, mask_BK=self.mask_BK)
+    def labelled_input(self, index: int) -> _LabelledInput:
+        """Bring to the device what the layer reads, and the gold states that it should compute."""
+        gold_BKD = self._padded_gold(slice(1, None), index).to(self.theta.device)
+        return _LabelledInput(**vars(self.layer_input(index)), gold_BKD=gold_BKD, mask_BK=self.mask_BK)
 
     def advance(self, index: int) -> None:
-        """Take the contemplation tokens to `index` under the weights in use."""
-        self._state_BKD = self._rest("state", self.ready(index).run())
+        """Run the contemplation tokens from index - 1 to `index` under the weights in use."""
+        self._state_BKD = self._store("state", self.layer_input(index).run())
 
 
-def rest_bytes(theta: Theta, examples: Sequence[GoldExample]) -> int:
-    """What the batches of these examples hold from one layer to the next, padding apart."""
+def stored_bytes(theta: Theta, examples: Sequence[GoldExample]) -> int:
+    """Count the bytes that the batches of these examples store from one layer to the next, padding not included."""
     heads, channels = theta.blocks.heads
     width: int = theta.model.config.hidden_size
     num_query = sum(len(example.query) for example in examples)
@@ -167,16 +176,16 @@ def rest_bytes(theta: Theta, examples: Sequence[GoldExample]) -> int:
     return (num_query * (width + 2 * heads * channels) + num_tokens * width) * theta.dtype.itemsize
 
 
-def _ahead(batches: Iterable[_Batch], index: int) -> Iterator[_Lesson]:
-    """Fetch each batch's lesson while the one before it is in use."""
+def _prefetched(batches: Iterable[_Batch], index: int) -> Iterator[_LabelledInput]:
+    """Yield each batch's labelled input, fetching it while the one before it is in use."""
     with ThreadPoolExecutor(max_workers=1) as thread:
-        coming: Future[_Lesson] | None = None
+        upcoming: Future[_LabelledInput] | None = None
         for batch in batches:
-            coming, now = thread.submit(batch.lesson, index), coming
-            if now is not None:
-                yield now.result()
-        if coming is not None:
-            yield coming.result()
+            upcoming, current = thread.submit(batch.labelled_input, index), upcoming
+            if current is not None:
+                yield current.result()
+        if upcoming is not None:
+            yield upcoming.result()
 
 
 def train_layerwise(
@@ -189,38 +198,36 @@ def train_layerwise(
     folder: Path | None = None,
     on_step: Callable[[int, float], None] = lambda index, loss: None,
 ) -> Iterator[LayerReport]:
-    """Train φ's layers 1..L in turn and report each as it is done.
+    """Train φ's layers 1..L in turn and yield a report after each.
 
     Args:
-        config: `autoregressive_layer` says whose gold states are the inputs, `epochs` counts passes for each layer.
-        num_trained: Layers that an earlier run has trained already; they are passed through.
-        folder: Where states, keys and values rest between two layers; on the device by default.
-        on_step: Called with the layer and the loss after every step.
+        config: `autoregressive_layer` is the index of the gold states that are fed; `epochs` counts passes for each
+            layer.
+        num_trained: Layers that an earlier run has trained already; they are run, not trained.
+        folder: Where states, keys and values are stored between two layers; on the device by default.
+        on_step: Called with the layer, 1..L, and the loss after every step.
+
+    Raises:
+        DivergedError: if several steps in a row, or a layer's last one, are not finite.
+        ResourceError: if a single example does not fit into memory.
     """
-    theta = adapters.theta
-    shuffler = random.Random(config.seed)
-    numbers = count()
-    train_batches, validation_batches = (
-        [
-            _Batch(
-                theta,
-                [examples[each] for each in group],
-                layer=config.autoregressive_layer,
-                number=next(numbers),
-                folder=folder,
-            )
-            for group in bucketed(
-                [len(each.query) for each in examples], batch_size=config.batch_size, shuffler=shuffler
-            )
+    theta, layer = adapters.theta, config.autoregressive_layer
+    batch_numbers, shuffler = count(), random.Random(config.seed)
+
+    def batches_of(examples: Sequence[GoldExample]) -> list[_Batch]:
+        lengths = [len(example.query) for example in examples]
+        return [
+            _Batch(theta, [examples[each] for each in batch], layer=layer, number=next(batch_numbers), folder=folder)
+            for batch in bucketed(lengths, batch_size=config.batch_size, shuffler=shuffler)
         ]
-        for examples in (train, validation)
-    )
-    every = [*train_batches, *validation_batches]
+
+    train_batches, validation_batches = batches_of(train), batches_of(validation)
+    all_batches = [*train_batches, *validation_batches]
     for index in range(1, theta.num_layers + 1):
         with theta.blocks.holding(index - 1):
             adapters.use(None)
             with torch.no_grad():
-                for batch in every:
+                for batch in all_batches:
                     batch.run_query(index)
             if index > num_trained:
                 yield _train_layer(adapters, train_batches, validation_batches, index, config, on_step)
@@ -228,7 +235,7 @@ def train_layerwise(
             if index < theta.num_layers:
                 adapters.use(PHI)
                 with torch.no_grad():
-                    for batch in every:
+                    for batch in all_batches:
                         batch.advance(index)
 
 
@@ -242,31 +249,31 @@ def _train_layer(
 ) -> LayerReport:
     parameters = adapters.parameters(PHI, layers=range(index - 1, index))
     optimiser = Optimiser.from_config(parameters, config, num_steps=config.epochs * len(train))
-    untrained = _mean_loss(adapters, validation, index)
+    untrained_loss = _mean_loss(adapters, validation, index)
     adapters.train_only(parameters)
     shuffler = random.Random(f"{config.seed}/{index}")
     losses: list[float] = []
     for _ in range(config.epochs):
         losses = []
-        for lesson in _ahead(shuffler.sample(train, len(train)), index):
-            losses.append(optimiser.step_on(range(len(lesson.mask_BK)), partial(_part_loss, adapters, lesson)))
+        for batch in _prefetched(shuffler.sample(train, len(train)), index):
+            losses.append(optimiser.step_on(range(len(batch.mask_BK)), partial(_part_loss, adapters, batch)))
             on_step(index, losses[-1])
     return LayerReport(
         layer=index,
         train_loss=sum(losses) / len(losses),
         validation_loss=_mean_loss(adapters, validation, index),
-        untrained_loss=untrained,
+        untrained_loss=untrained_loss,
     )
 
 
-def _part_loss(adapters: Adapters, lesson: _Lesson, part: Sequence[int], whole: Sequence[int]) -> Tensor:
-    """Compute what consecutive rows of a batch add to its loss."""
+def _part_loss(adapters: Adapters, batch: _LabelledInput, part: Sequence[int], whole: Sequence[int]) -> Tensor:
+    """Compute what consecutive examples of a batch add to its loss."""
     adapters.use(PHI)
-    return lesson.loss(slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
+    return batch.loss(slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
 
 
 @torch.no_grad()
 def _mean_loss(adapters: Adapters, batches: list[_Batch], index: int) -> float:
     adapters.use(PHI)
-    total = sum(lesson.loss().item() * len(lesson.mask_BK) for lesson in _ahead(batches, index))
+    total = sum(batch.loss().item() * len(batch.mask_BK) for batch in _prefetched(batches, index))
     return total / sum(len(batch.mask_BK) for batch in batches)

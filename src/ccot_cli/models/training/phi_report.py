@@ -1,10 +1,11 @@
-"""What can be read from contemplation tokens: the loss alone does not tell whether they carry anything.
+"""Report what contemplation tokens carry, because the loss alone does not tell whether they carry anything.
 
-A linear probe is fitted on gold states to name the number that the chain writes next, and then read on the states that
-φ generates in their place. Where it reads the gold ones and not the generated ones, φ's tokens look right and are
-empty.
+A linear probe is fitted on gold states to predict the number that the chain writes next. It is then applied to the
+states that φ generates in their place. If it is right on the gold states and wrong on the generated ones, φ's tokens
+look right and are empty.
 
-Dimensions: B batch, I indices l..L, K contemplation tokens, M tokens of all examples, D width, V vocabulary.
+Dimensions: B batch, I indices l..L (or l and L alone), K contemplation tokens, M tokens of all examples, D width,
+V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,41 +24,49 @@ from ccot_cli.models.training.queries import Queries
 from ccot_cli.tensors.probes import Probe, fit_probe
 
 MOST_EXAMPLES = 4000
+"""Training problems on which the probes are fitted, at most."""
 
 
 @dataclass(frozen=True)
 class PhiReport:
-    """φ's rollouts on validation problems."""
+    """How φ's rollouts compare with gold states, on validation problems."""
 
     losses: list[float]
-    """Scaled error at each index l..L."""
+    """Mean scaled error at each index l..L."""
     position_errors: list[float]
-    """Scaled error of the first, second, ... token, over indices l..L."""
+    """Mean scaled error of the first, second, ... token, over indices l..L."""
     gold_read: list[float]
-    """Share of gold states at l and at L from which the probe reads the next number."""
+    """Accuracy of the probe on gold states, at l and at L; 0 if no chain writes numbers."""
     generated_read: list[float]
-    """The same of generated states."""
+    """Its accuracy on generated states, at l and at L."""
     norms: list[float]
-    """Mean norm of an embedding, of gold states at l and at L, of generated ones at l and at L."""
+    """Mean norms: of embeddings, of gold states at l and at L, of generated states at l and at L."""
 
     @property
     def loss(self) -> float:
+        """Mean scaled error over indices l..L."""
         return sum(self.losses) / len(self.losses)
 
 
-def _are_numbers(theta: Theta, examples: Sequence[GoldExample]) -> Tensor:
-    """Which tokens of the vocabulary, among those that follow a kept one, are written with digits: V.
+def _find_numbers(theta: Theta, examples: Sequence[GoldExample]) -> Tensor:
+    """Find the tokens whose text has digits, among those that follow a kept one: V.
 
-    By their text: a byte's name, such as `<0x0A>`, has digits too.
+    The decoded text counts, because the name of a byte token, such as `<0x0A>`, may have digits too.
     """
-    found_V = torch.zeros(theta.model.config.vocab_size, dtype=torch.bool)
+    is_number_V = torch.zeros(theta.model.config.vocab_size, dtype=torch.bool)
     for token in {token for example in examples for token in example.next_K.tolist()}:
-        found_V[token] = any(map(str.isdigit, theta.encoder.tokenizer.decode([token])))
-    return found_V
+        is_number_V[token] = any(map(str.isdigit, theta.encoder.tokenizer.decode([token])))
+    return is_number_V
 
 
 class PhiJudge:
-    """Looks at φ's rollouts on validation; the probes are fitted once, on training problems' gold states."""
+    """Reports on φ's rollouts; the probes are fitted once, on gold states of training problems.
+
+    Args:
+        train: Examples to fit the probes on.
+        validation: Examples to roll out.
+        queries: The queries of the validation examples.
+    """
 
     def __init__(
         self,
@@ -70,56 +79,60 @@ class PhiJudge:
         theta, layer = adapters.theta, config.autoregressive_layer
         self.adapters, self.validation, self.queries = adapters, validation, queries
         self.layer, self.batch_size = layer, config.batch_size
-        self._is_number = _are_numbers(theta, [*train, *validation])
+        self._is_number_V = _find_numbers(theta, [*train, *validation])
         self._probes = [self._fit(train[:MOST_EXAMPLES], index) for index in (layer, theta.num_layers)]
 
     def _fit(self, examples: Sequence[GoldExample], index: int) -> Probe | None:
         labels_M = torch.cat([example.next_K for example in examples])
-        chosen_M = self._is_number[labels_M]
-        if not bool(chosen_M.any()):
+        is_number_M = self._is_number_V[labels_M]
+        if not bool(is_number_M.any()):
             return None
         states_MD = torch.cat([example.gold_JID[1:, index] for example in examples])
-        return fit_probe(states_MD[chosen_M], labels_M[chosen_M])
+        return fit_probe(states_MD[is_number_M], labels_M[is_number_M])
 
     @torch.no_grad()
-    def look(self) -> PhiReport:
-        """Roll out every validation problem and compare."""
-        errors_IM, place_M, labels_M, gold_IMD, made_IMD = [], [], [], [], []
-        for numbers, made in self._generated():
-            mask_BK = made.mask_BK
-            errors_IM.append(made.errors().transpose(0, 1)[:, mask_BK].cpu())
-            place_M.append(torch.arange(mask_BK.shape[1]).expand(mask_BK.shape)[mask_BK.cpu()])
+    def report(self) -> PhiReport:
+        """Roll out every validation problem and compare the states with the gold ones.
+
+        Raises:
+            ResourceError: if a single problem does not fit into memory.
+        """
+        errors_IM, positions_M, labels_M, gold_IMD, generated_IMD = [], [], [], [], []
+        for numbers, rollout in self._rollouts():
+            mask_BK = rollout.mask_BK
+            errors_IM.append(rollout.errors().transpose(0, 1)[:, mask_BK].cpu())
+            positions_M.append(torch.arange(mask_BK.shape[1]).expand(mask_BK.shape)[mask_BK.cpu()])
             labels_M += [self.validation[number].next_K for number in numbers]
-            gold_IMD.append(made.gold_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].cpu())
-            made_IMD.append(made.states_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].float().cpu())
-        error_IM, where_M, label_M = torch.cat(errors_IM, dim=1), torch.cat(place_M), torch.cat(labels_M)
-        gold, generated = torch.cat(gold_IMD, dim=1), torch.cat(made_IMD, dim=1)
+            gold_IMD.append(rollout.gold_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].cpu())
+            generated_IMD.append(rollout.states_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].float().cpu())
+        error_IM, position_M, label_M = torch.cat(errors_IM, dim=1), torch.cat(positions_M), torch.cat(labels_M)
+        gold, generated = torch.cat(gold_IMD, dim=1), torch.cat(generated_IMD, dim=1)
         embedding = self.adapters.theta.blocks.embedding.weight
         assert isinstance(embedding, Tensor)
-        both = (gold[0], gold[1], generated[0], generated[1])
         return PhiReport(
             losses=error_IM.mean(dim=1).tolist(),
             position_errors=[
-                float(error_IM[:, where_M == position].mean()) for position in range(int(where_M.max()) + 1)
+                float(error_IM[:, position_M == position].mean()) for position in range(int(position_M.max()) + 1)
             ],
-            gold_read=self._read(gold, label_M),
-            generated_read=self._read(generated, label_M),
-            norms=[float(each.float().norm(dim=-1).mean()) for each in (embedding.detach(), *both)],
+            gold_read=self._accuracies(gold, label_M),
+            generated_read=self._accuracies(generated, label_M),
+            norms=[float(each.float().norm(dim=-1).mean()) for each in (embedding.detach(), *gold, *generated)],
         )
 
-    def _generated(self) -> Iterator[tuple[Sequence[int], Generated]]:
-        """What φ makes of every validation problem, with their numbers."""
+    def _rollouts(self) -> Iterator[tuple[Sequence[int], Generated]]:
+        """Yield φ's rollouts of all validation problems in batches, with the problems' numbers."""
 
         def run(numbers: Sequence[int]) -> tuple[Sequence[int], Generated]:
             return numbers, generate(self.adapters, self.validation, self.queries, numbers, layer=self.layer)
 
-        everything = range(len(self.validation))
-        for start in range(0, len(everything), self.batch_size):
-            yield from in_parts(everything[start : start + self.batch_size], run)
+        all_numbers = range(len(self.validation))
+        for start in range(0, len(all_numbers), self.batch_size):
+            yield from in_parts(all_numbers[start : start + self.batch_size], run)
 
-    def _read(self, states_IMD: Tensor, labels_M: Tensor) -> list[float]:
-        chosen_M = self._is_number[labels_M]
+    def _accuracies(self, states_IMD: Tensor, labels_M: Tensor) -> list[float]:
+        """Compute the probes' accuracies on tokens that precede numbers, at l and at L."""
+        is_number_M = self._is_number_V[labels_M]
         return [
-            float(probe.is_right(states_MD[chosen_M], labels_M[chosen_M]).float().mean()) if probe else 0.0
+            float(probe.is_right(states_MD[is_number_M], labels_M[is_number_M]).float().mean()) if probe else 0.0
             for probe, states_MD in zip(self._probes, states_IMD, strict=True)
         ]

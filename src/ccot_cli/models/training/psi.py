@@ -1,6 +1,6 @@
-"""Train ψ on answers, and φ's layers above l with it (paper, section 4.2, LOSS_ψ).
+"""Train ψ on answers, and φ's layers above l together with it (paper, section 4.2, LOSS_ψ).
 
-Dimensions: B batch, T tokens, O answer tokens, K contemplation tokens, D width.
+Dimensions: B batch, T tokens that are fed, O answer tokens, K contemplation tokens, D width.
 """
 
 from collections.abc import Sequence
@@ -27,21 +27,24 @@ def answer_loss(
     start: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
 ) -> Tensor:
-    """Mean cross-entropy of the answers' tokens after `start` (<ANS>), under ψ (paper, LOSS_ψ).
+    """Compute the mean cross-entropy of the answers' tokens after `start` (<ANS>), under ψ (paper, LOSS_ψ).
 
     Args:
-        sequence: Query and contemplation tokens so far.
-        start: Ids that every row is given, the same number in each, at least one; not counted.
-        answers: Ids that every row must say, end of sequence included.
+        sequence: Queries and contemplation tokens; extended.
+        start: Ids that each row is given, the same number in all rows, at least one; they have no loss.
+        answers: Ids that each row must write, end of sequence included.
+
+    Returns:
+        A scalar, the mean over all answer tokens of the batch.
     """
     theta = adapters.theta
     adapters.use(PSI)
-    given = len(start[0])
+    num_start = len(start[0])
     fed = [[*opening, *answer[:-1]] for opening, answer in zip(start, answers, strict=True)]
     fed_BT, mask_BT = pad_right(fed, fill=theta.pad_id, device=theta.device)
-    hidden_BOD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)[:, given - 1 :]
+    hidden_BOD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)[:, num_start - 1 :]
     target_BO, mask_BO = pad_right(answers, fill=theta.pad_id, device=theta.device)
-    # Padding gets no logits: they are the largest tensor of a step that writes whole chains.
+    # No logits are computed at padding: they are the largest tensor of a step if whole chains are written.
     return F.cross_entropy(theta.blocks.logits(hidden_BOD[mask_BO]).float(), target_BO[mask_BO])
 
 
@@ -50,13 +53,13 @@ END_WEIGHT = 0.5
 
 
 class PsiTraining(Training):
-    """Steps over the data set; which parameters learn is fixed on construction.
+    """Trains ψ, and what learns with it in its context; the parameters are declared trainable on construction.
 
     Args:
+        adapters: With a ψ.
         examples: What ψ learns from: the same in every epoch, or a curriculum.
-        context: What ψ reads before it answers.
-        stages: Epochs with which a new stage of the curriculum begins: the optimiser forgets its moments and warms up
-            again.
+        context: Makes what ψ reads before it answers.
+        stages: Epochs that begin a new stage of the curriculum: the optimiser forgets its moments and warms up again.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class PsiTraining(Training):
         stages: Sequence[int] = (),
     ) -> None:
         self.adapters, self.context = adapters, context
-        # An epoch's examples are made once, and those of the last epoch are dropped.
+        # An epoch's examples are made once; only one epoch's are kept.
         self._examples = lru_cache(maxsize=1)(examples if callable(examples) else lambda epoch: examples)
         self.batch_size, self.seed = config.batch_size, config.seed
         parameters = {**adapters.parameters(PSI), **context.trained}
@@ -88,31 +91,30 @@ class PsiTraining(Training):
 
     @property
     def _teaches_end(self) -> bool:
-        """Whether φ learns with ψ, and so may learn to show which token is its last."""
+        """Whether φ's layers learn with ψ, so that they can learn to show which token is the last."""
         return any(f".{PHI}." in name for name in self.context.trained)
 
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
-        """Compute the answers' cross-entropy, a mean over the batch's tokens, and END's loss if φ learns with ψ."""
+        """Compute what a part adds to the answers' mean cross-entropy, and to END's mean loss if φ learns with ψ."""
         examples = self._examples(self.optimiser.step_count // self.steps_per_epoch)
-        batch, every = [examples[number] for number in part], [examples[number] for number in whole]
-        read = self.context.read(part, batch)
-        start, answers = [example.start for example in batch], [example.answer for example in batch]
-        answered = answer_loss(self.adapters, read.sequence, start, answers)
-        answered = answered * (_num_answer(batch) / _num_answer(every))
+        part_batch, whole_batch = [examples[number] for number in part], [examples[number] for number in whole]
+        prefix = self.context.read(part, part_batch)
+        start, answers = [example.start for example in part_batch], [example.answer for example in part_batch]
+        # A part's means count by its proportion of the batch's tokens.
+        loss = answer_loss(self.adapters, prefix.sequence, start, answers)
+        loss = loss * (_num_answer(part_batch) / _num_answer(whole_batch))
         if not self._teaches_end:
-            return answered
-        assert read.last_BKD is not None
-        ended = end_loss(self.end_1W, *label_ends(read.last_BKD.unbind(), [_before_end(each) for each in batch]))
-        return answered + END_WEIGHT * ended * (_num_before_end(batch) / _num_before_end(every))
+            return loss
+        assert prefix.last_BKD is not None
+        counts = [_num_before_end(example) for example in part_batch]
+        loss_of_end = end_loss(self.end_1W, *label_ends(prefix.last_BKD.unbind(), counts))
+        return loss + END_WEIGHT * loss_of_end * (sum(counts) / sum(map(_num_before_end, whole_batch)))
 
 
 def _num_answer(batch: Sequence[PsiExample]) -> int:
     return sum(len(example.answer) for example in batch)
 
 
-def _before_end(example: PsiExample) -> int:
+def _num_before_end(example: PsiExample) -> int:
+    """Return k."""
     return example.num_tokens if example.num_before_end is None else example.num_before_end
-
-
-def _num_before_end(batch: Sequence[PsiExample]) -> int:
-    return sum(map(_before_end, batch))

@@ -1,4 +1,4 @@
-"""A data set's queries for training: run at every use, or kept in a file, because training never changes θ.
+"""A data set's queries in training: run under θ at every use, or once into a file, because training never changes θ.
 
 Dimensions: B batch, Q queries, N query, H heads, C channels of a head, I all indices 0..L, D width.
 """
@@ -22,7 +22,7 @@ from ccot_cli.tensors.masks import pad_left
 
 
 class Queries(Protocol):
-    """A data set's queries, ready to be continued."""
+    """A data set's queries under θ, ready to be continued."""
 
     @property
     def queries(self) -> Sequence[list[int]]:
@@ -30,21 +30,22 @@ class Queries(Protocol):
         ...
 
     def sequence(self, numbers: Sequence[int]) -> CachedSequence:
-        """These problems' queries, padded on the left."""
+        """Return the sequence of these problems' queries, padded on the left."""
         return self.encoded(numbers)[0]
 
     def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
-        """What `encode_query` returns for these problems: the sequence, and z_0 (B, D)."""
+        """Return the sequence of these problems' queries and z_0 (B, D), as `encode_query` does."""
         ...
 
 
 class FreshQueries(Queries):
-    """Run anew whenever they are asked for: for models whose keys and values are too many to keep.
+    """Queries that are run at every use, for models whose keys and values take too much space to be kept.
 
     Args:
         queries: Token ids by problem.
         layer: Autoregressive layer l, where z_0 is read.
-        rounds: Round as a file of kept ones does, so that what is learned does not depend on the room for one.
+        rounds: Whether to round as the file of `KeptQueries` does, so that what is learned does not depend on which
+            of the two is used.
     """
 
     def __init__(self, adapters: Adapters, queries: Sequence[list[int]], layer: int, *, rounds: bool = False) -> None:
@@ -69,12 +70,12 @@ class FreshQueries(Queries):
 
 
 class KeptQueries(Queries):
-    """Keys and values of every query at every layer, and each last token's states, in a file mapped into memory.
+    """Queries that were run once: keys and values at every layer, and each last token's states, in a mapped file.
 
     Args:
         queries: Token ids by problem.
         layer: Autoregressive layer l, where z_0 is read.
-        path: A file that `fill_queries` has made from the same model and queries; it serves every l.
+        path: A file that `fill_queries` made from the same model and queries; it serves every l.
     """
 
     def __init__(self, theta: Theta, queries: Sequence[list[int]], layer: int, path: Path) -> None:
@@ -90,13 +91,14 @@ class KeptQueries(Queries):
         theta = self.theta
         longest = max(len(self.queries[number]) for number in numbers)
         heads, channels = theta.blocks.heads
+        # Keys and values, layer by layer.
         both = torch.empty(2 * theta.num_layers, len(numbers), heads, longest, channels, dtype=theta.dtype)
         mask_BN = torch.zeros(len(numbers), longest, dtype=torch.bool)
-        for place, number in enumerate(numbers):
+        for row, number in enumerate(numbers):
             start = longest - len(self.queries[number])
-            both[:, place, :, :start] = 0
-            both[:, place, :, start:] = self._keys_values[number]
-            mask_BN[place, start:] = True
+            both[:, row, :, :start] = 0
+            both[:, row, :, start:] = self._keys_values[number]
+            mask_BN[row, start:] = True
         both = both.to(theta.device)
         cache = empty_cache()
         for layer in range(theta.num_layers):
@@ -111,7 +113,16 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill_queries(adapters: Adapters, queries: Sequence[list[int]], path: Path, *, batch_tokens: int) -> Iterator[int]:
-    """Run θ over every query and keep what comes of it at `path`, made anew; yields how many a batch had."""
+    """Run every query under θ and write keys, values and last states to `path`; yield how many queries a batch had.
+
+    Args:
+        queries: Token ids by problem.
+        path: A file that is there already is replaced.
+        batch_tokens: Tokens in one pass, padding included; fewer if memory does not suffice.
+
+    Raises:
+        ResourceError: if a single query does not fit into memory.
+    """
     theta = adapters.theta
     path.unlink(missing_ok=True)
     keys_values, last_QID = _mapped(theta, queries, path)
@@ -125,8 +136,8 @@ def fill_queries(adapters: Adapters, queries: Sequence[list[int]], path: Path, *
         states = theta.blocks.run_each(entered_BND, 0, theta.num_layers, sequence)
         last_QID[list(batch)] = torch.stack([state_BND[:, -1] for state_BND in states], dim=1).to("cpu", STORED_DTYPE)
         both = torch.stack([each for layer in range(theta.num_layers) for each in sequence.keys_values(layer)])
-        for place, number in enumerate(batch):
-            keys_values[number].copy_(both[:, place, :, both.shape[3] - len(queries[number]) :])
+        for row, number in enumerate(batch):
+            keys_values[number].copy_(both[:, row, :, both.shape[3] - len(queries[number]) :])
         return len(batch)
 
     for batch in plan_batches([len(query) for query in queries], batch_tokens=batch_tokens):
@@ -134,27 +145,27 @@ def fill_queries(adapters: Adapters, queries: Sequence[list[int]], path: Path, *
 
 
 def _mapped(theta: Theta, queries: Sequence[list[int]], path: Path) -> tuple[list[Tensor], Tensor]:
-    """The file as tensors: each query's keys and values (2 L, H, N, C), and the last tokens' states (Q, L + 1, D)."""
-    sizes, last = _sizes(theta, queries)
+    """Map the file as tensors: each query's keys and values (2 L, H, N, C), and the last tokens' states (Q, I, D)."""
+    sizes, last_size = _sizes(theta, queries)
     total = sum(sizes)
-    numbers = torch.from_file(str(path), shared=True, size=total + len(queries) * last, dtype=STORED_DTYPE)
+    values = torch.from_file(str(path), shared=True, size=total + len(queries) * last_size, dtype=STORED_DTYPE)
     heads, channels = theta.blocks.heads
     starts = accumulate(sizes, initial=0)
     keys_values = [
-        numbers[start : start + size].view(2 * theta.num_layers, heads, -1, channels)
+        values[start : start + size].view(2 * theta.num_layers, heads, -1, channels)
         for start, size in zip(starts, sizes, strict=False)
     ]
-    return keys_values, numbers[total:].view(len(queries), theta.num_layers + 1, -1)
+    return keys_values, values[total:].view(len(queries), theta.num_layers + 1, -1)
 
 
 def _sizes(theta: Theta, queries: Sequence[list[int]]) -> tuple[list[int], int]:
-    """Numbers that each query leaves in the cache, and numbers of a query's last states."""
+    """Count the values that each query's keys and values take in the file, and those that its last states take."""
     heads, channels = theta.blocks.heads
     width = 2 * theta.num_layers * heads * channels
     return [len(query) * width for query in queries], (theta.num_layers + 1) * theta.model.config.hidden_size
 
 
 def num_bytes(theta: Theta, queries: Sequence[list[int]]) -> int:
-    """What the file of these queries takes."""
-    sizes, last = _sizes(theta, queries)
-    return (sum(sizes) + len(queries) * last) * STORED_DTYPE.itemsize
+    """Count the bytes of the file of these queries."""
+    sizes, last_size = _sizes(theta, queries)
+    return (sum(sizes) + len(queries) * last_size) * STORED_DTYPE.itemsize

@@ -1,9 +1,9 @@
-"""Train the learned scorer beside a decoder that answers from the tokens it selects (paper, section 3.2).
+"""Train the learned scorer together with a decoder that answers from the tokens it selects (paper, section 3.2).
 
 The decoder answers from the query and the k best tokens alone, and writes the chain from them. Top-k has no gradient,
-so attention carries it: s - stopgrad(s) is added to the attention logits of the selected tokens, which changes no value
-and gives every score the gradient of what was attended to. Scores are jittered while training, so that every token has
-a chance to be selected.
+so attention carries it: s - stopgrad(s), which is 0, is added to the attention logits of the selected tokens. This
+changes no value and gives a selected token's score the gradient of its attention logits. In training, noise is added to
+the scores, so that every token has a chance to be selected.
 
 Dimensions: B batch, S columns of query and chain, D width.
 """
@@ -29,30 +29,35 @@ from ccot_cli.tensors.masks import pad_right
 from ccot_cli.tensors.select import num_kept
 
 RATIOS = tuple(Decimal(each) for each in ("0.05", "0.1", "0.2", "0.3"))
-"""Drawn from for every batch, so that one scorer serves all ratios."""
+"""Every batch draws one of these, so that one scorer serves all ratios."""
 CHAIN_WEIGHT = 0.2
-"""Weight of writing the chain beside giving the answer."""
+"""Weight of the chain's loss beside the answer's."""
 
 
 @dataclass
 class ScorerTraining:
-    """Steps over training problems."""
+    """Trains the scorer and the gold decoder, a ψ that answers from selected gold states."""
 
     adapters: Adapters
-    """With a fresh ψ, the gold decoder."""
+    """With a fresh ψ for the gold decoder."""
     scorer: Scorer
     problems: Sequence[EncodedProblem]
     layer: int
-    """T."""
+    """T, the index of the states that the scorer reads."""
     config: ScoreConfig
     decoder: TrainPsiConfig
-    """Of the gold decoder: its rate, optimiser and batches."""
+    """Rate, optimiser and batch sizes of the gold decoder."""
 
     def steps(self) -> Iterator[float]:
-        """Train to the end, yielding each step's loss."""
+        """Take all steps; yield each one's loss.
+
+        Raises:
+            DivergedError: if several steps in a row, or the last one, are not finite.
+            ResourceError: if a single example does not fit into memory.
+        """
         parameters = self.adapters.parameters(PSI)
         self.adapters.train_only(parameters)
-        # The head of the scorer is a vector, which AdamW suits.
+        # The scorer ends in a vector, and Muon is for matrices.
         decoder = Optimiser.from_config(parameters, self.decoder, num_steps=self.config.scorer_steps)
         head = torch.optim.AdamW(self.scorer.layers.parameters(), lr=1e-2, weight_decay=0.0)
         lengths = [len(each.query) + 2 * len(each.chain) for each in self.problems]
@@ -79,9 +84,9 @@ class ScorerTraining:
         part: Sequence[int],
         whole: Sequence[int],
     ) -> Tensor:
-        """Compute what some rows of a batch add to its loss."""
+        """Compute what a part of a batch adds to the batch's loss."""
         if part[0] == whole[0]:
-            head.zero_grad()  # at the step's beginning, and when it is begun again in smaller parts
+            head.zero_grad()  # when a step begins, or begins again with smaller parts
         return self.loss([problems[row] for row in part], ratio, jitter_BS[list(part)], whole=problems)
 
     def loss(
@@ -92,31 +97,39 @@ class ScorerTraining:
         *,
         whole: Sequence[EncodedProblem] | None = None,
     ) -> Tensor:
-        """Cross-entropy of the answer, and some of the chain's, from the k best tokens.
+        """Compute the cross-entropy of the answer from the k best tokens, plus `CHAIN_WEIGHT` times that of the chain.
 
         Args:
-            jitter_BS: Added to the scores before the best are chosen; it may be wider than these problems.
-            whole: The batch that these problems are a part of, whose mean the losses are a share of.
+            batch: Problems of a batch, or of a part of it.
+            ratio: r, which determines k.
+            jitter_BS: Added to the scores before the best are selected; it may be wider than these problems.
+            whole: The whole batch, if `batch` is a part: the losses are what the part adds to the batch's mean.
+
+        Returns:
+            A scalar.
         """
-        gold, states_BSD = self._gold(batch)
-        bias_BS = self._choice(batch, self.scorer(states_BSD), ratio, jitter_BS)
+        gold, states_BSD = self._encode(batch)
+        bias_BS = self._attention_bias(batch, self.scorer(states_BSD), ratio, jitter_BS)
         losses = []
-        for (start, text, weight), (_, every, _) in zip(self._tasks(batch), self._tasks(whole or batch), strict=True):
+        for (start, text, weight), (_, whole_text, _) in zip(
+            self._tasks(batch), self._tasks(whole or batch), strict=True
+        ):
             sequence = gold.copy()
             sequence.bias_BS = bias_BS
-            part = sum(map(len, text)) / sum(map(len, every))
-            losses.append(weight * part * answer_loss(self.adapters, sequence, start, text))
+            proportion = sum(map(len, text)) / sum(map(len, whole_text))
+            losses.append(weight * proportion * answer_loss(self.adapters, sequence, start, text))
         return torch.stack(losses).sum()
 
     def _tasks(self, batch: Sequence[EncodedProblem]) -> list[tuple[list[list[int]], list[list[int]], float]]:
+        """Return what the decoder writes: by task, the ids that start each row, the ids to write, and the weight."""
         answer = ([self.adapters.theta.encoder.answer_marker] * len(batch), [each.answer for each in batch], 1.0)
         # The query's last token opens the chain.
         chain = ([each.query[-1:] for each in batch], [each.chain for each in batch], CHAIN_WEIGHT)
         return [answer, chain]
 
     @torch.no_grad()
-    def _gold(self, batch: Sequence[EncodedProblem]) -> tuple[CachedSequence, Tensor]:
-        """Query and chain under θ, and their states at index T: B, S, D."""
+    def _encode(self, batch: Sequence[EncodedProblem]) -> tuple[CachedSequence, Tensor]:
+        """Run query and chain under θ; return their sequence and their states at index T: B, S, D."""
         theta = self.adapters.theta
         self.adapters.use(None)
         rows = [[*each.query, *each.chain] for each in batch]
@@ -126,27 +139,28 @@ class ScorerTraining:
         theta.blocks.run(at_layer_BSD, self.layer, theta.num_layers, sequence)
         return sequence, at_layer_BSD
 
-    def _choice(
+    def _attention_bias(
         self, batch: Sequence[EncodedProblem], scores_BS: Tensor, ratio: Decimal, jitter_BS: Tensor | None
     ) -> Tensor:
-        """The bias with which the query and the chosen chain tokens alone can be attended to: B, S."""
+        """Compute the bias that leaves only the query and the selected chain tokens to be attended to: B, S."""
         jittered_BS = scores_BS.detach().cpu()
         if jitter_BS is not None:
             jittered_BS = jittered_BS + jitter_BS[:, : jittered_BS.shape[1]]
-        is_chosen_BS = torch.zeros_like(jittered_BS, dtype=torch.bool)
-        is_query_BS = torch.zeros_like(is_chosen_BS)
+        is_selected_BS = torch.zeros_like(jittered_BS, dtype=torch.bool)
+        is_query_BS = torch.zeros_like(is_selected_BS)
         for row, each in enumerate(batch):
             start, length = len(each.query), len(each.chain)
             best = jittered_BS[row, start : start + length].topk(num_kept(ratio, length)).indices
-            is_chosen_BS[row, start + best] = True
+            is_selected_BS[row, start + best] = True
             is_query_BS[row, :start] = True
-        is_chosen_BS, is_query_BS = is_chosen_BS.to(scores_BS.device), is_query_BS.to(scores_BS.device)
-        felt_BS = torch.where(is_chosen_BS, scores_BS - scores_BS.detach(), 0.0)
-        return felt_BS.masked_fill(~(is_chosen_BS | is_query_BS), float("-inf"))
+        is_selected_BS, is_query_BS = is_selected_BS.to(scores_BS.device), is_query_BS.to(scores_BS.device)
+        # The value is 0; the gradient is that of the score.
+        bias_BS = torch.where(is_selected_BS, scores_BS - scores_BS.detach(), 0.0)
+        return bias_BS.masked_fill(~(is_selected_BS | is_query_BS), float("-inf"))
 
 
 def _jitter(problems: Sequence[EncodedProblem], generator: torch.Generator) -> Tensor:
-    """Gumbel noise for every column of query and chain: B, S."""
+    """Draw Gumbel noise for every column of query and chain: B, S."""
     widest = max(len(each.query) + len(each.chain) for each in problems)
     uniform_BS = torch.rand(len(problems), widest, generator=generator).clamp(1e-6, 1 - 1e-6)
     return -(-uniform_BS.log()).log()

@@ -1,7 +1,9 @@
-"""A recipe trains a method that CCoT is compared with: same base, same data, as many steps as ψ unless more are asked.
+"""A recipe trains a method that CCoT is compared with: same base, same data, ψ's number of steps unless more are asked.
 
-Each is one class: it says what ψ reads and is asked in every epoch (`training`), and what it keeps beside ψ (`save`).
-Batches, steps and checkpoints are those of CCoT's ψ.
+Each recipe is one class. `training` determines what ψ reads and what it learns to write in every epoch; `save` writes
+what was learned beside ψ. The training loop is that of CCoT's ψ.
+
+Dimensions: D width.
 """
 
 from abc import ABC, abstractmethod
@@ -25,87 +27,108 @@ from ccot_cli.models.training.psi import PsiTraining
 from ccot_cli.names import BaselineName
 from ccot_cli.tensors.select import num_kept
 
-LAST_SHARE = 0.25
-"""Share of a curriculum's epochs in which nothing of the chain is left."""
+ANSWER_ONLY_FRACTION = 0.25
+"""Proportion of a curriculum's epochs in which nothing of the chain is left."""
+USUAL_FRACTION = 0.95
+"""Proportion of chains that a curriculum removes part by part; the longest chains lose their last parts all at once."""
 
 
-USUAL_SHARE = 0.95
-"""Share of chains that a curriculum shortens part by part; a few very long ones lose their rest at once."""
+def usual_length(lengths: Sequence[int]) -> int:
+    """Return the length that 95 % of the chains do not exceed: how many parts a curriculum removes one by one.
 
-
-def usual_most(counts: Sequence[int]) -> int:
-    """How many parts a curriculum takes away: as many as all chains but the longest have."""
-    return sorted(counts)[ceil(USUAL_SHARE * len(counts)) - 1]
+    Args:
+        lengths: Number of parts (tokens, or lines) of every chain.
+    """
+    return sorted(lengths)[ceil(USUAL_FRACTION * len(lengths)) - 1]
 
 
 @dataclass(frozen=True)
 class RecipeSetup:
-    """What a baseline learns from, and how long."""
+    """What a method is trained from, and with which settings."""
 
     adapters: Adapters
     """With a fresh ψ."""
     problems: Sequence[EncodedProblem]
     """Training problems."""
     ratio: Decimal
+    """r."""
     config: TrainPsiConfig
     gold: Sequence[Tensor] = ()
-    """z_0 .. z_k of every problem at every index, for a method that reads them: 1 + k, L + 1, D."""
+    """z_0 .. z_k of every problem at every index (1 + k, L + 1, D), if the recipe reads them."""
     selector: Selector | None = None
-    """What chose them."""
+    """What selected the tokens of these states."""
 
     @property
     def num_tokens(self) -> int:
-        """k = ceil(r m) of the mean chain: how long a question's own would have been is not known when it is asked."""
+        """k = ceil(r m) for the mean length m of the chains: a question's own m is not known when it is asked."""
         mean = round(sum(len(each.chain) for each in self.problems) / len(self.problems))
         return num_kept(self.ratio, mean) if self.ratio else 0
 
     @property
     def num_falling(self) -> int:
-        """Epochs of a curriculum until nothing of the chain is left; the last quarter of them all, and one at least, is
-        left for that.
+        """Number of epochs until nothing of the chain is left; the last quarter, at least one, is without a chain.
 
         Raises:
-            UsageError: where there is one epoch only, so that the curriculum would never come to its end.
+            UsageError: if there is one epoch only, which would leave none without a chain.
         """
         epochs = self.config.epochs
         if epochs < 2:
-            raise UsageError("a curriculum needs two epochs at least: with the chain and without it", fix="--epochs 8")
-        return min(epochs - 1, max(1, round((1 - LAST_SHARE) * epochs)))
+            raise UsageError("a curriculum needs at least two epochs: with the chain and without it", fix="--epochs 8")
+        return min(epochs - 1, max(1, round((1 - ANSWER_ONLY_FRACTION) * epochs)))
 
-    def num_removed(self, epoch: int, most: int) -> int:
-        """How many of a chain's parts are gone in an epoch: none in the first, all when it has fallen."""
-        return most if epoch >= self.num_falling else epoch * most // self.num_falling
+    def num_removed(self, epoch: int, length: int) -> int:
+        """Compute how many parts of a chain are removed in an epoch: none in the first, all after the curriculum.
+
+        Args:
+            epoch: Counted from 0.
+            length: Number of parts that the curriculum removes, from `usual_length`.
+        """
+        return length if epoch >= self.num_falling else epoch * length // self.num_falling
 
     def answers(self, num_tokens: int) -> list[PsiExample]:
-        """The answer, asked for with <ANS> after as many tokens of the method's own."""
+        """Make every problem's example: after the query and the method's tokens, <ANS> and then the answer.
+
+        Args:
+            num_tokens: Tokens between query and <ANS>.
+        """
         marker = self.adapters.theta.encoder.answer_marker
         return [PsiExample(each.query, marker, each.answer, num_tokens) for each in self.problems]
 
-    def train_psi(
+    def psi_training(
         self,
         examples: Sequence[PsiExample] | ExamplesByEpoch,
         context: Context | None = None,
         *,
         stages: Sequence[int] = (),
     ) -> PsiTraining:
-        """Train ψ with the settings of `train_psi`; without a context, ψ reads the query itself."""
+        """Make the training of ψ with the settings of `train_psi`.
+
+        Args:
+            examples: What ψ learns from: the same in every epoch, or a curriculum.
+            context: Makes what ψ reads before it answers; by default, ψ reads the query itself.
+            stages: Epochs that begin a new stage of the curriculum.
+        """
         return PsiTraining(self.adapters, examples, context or QueryContext(self.adapters), self.config, stages=stages)
 
 
 class Recipe(ABC):
-    """Trains one method; how that answers is in `models/methods`."""
+    """Trains one method; how the method answers is in `models/methods`."""
 
     name: ClassVar[BaselineName]
     reads_gold: ClassVar[bool] = False
-    """Whether it needs the gold states of the selected tokens."""
+    """Whether it needs the gold states of selected tokens."""
 
     @abstractmethod
     def training(self, setup: RecipeSetup) -> PsiTraining:
-        """Say what is to be trained."""
+        """Make the training of ψ, and of what learns with it.
+
+        Raises:
+            UsageError: if a curriculum has fewer than two epochs.
+        """
 
     def num_tokens(self, setup: RecipeSetup) -> int:
-        """Count the tokens between query and answer, if their number is fixed."""
+        """Count the tokens between query and answer if their number is fixed; else return 0."""
         return 0
 
-    def save(self, folder: Path) -> None:  # noqa: B027 (most methods learn nothing beside ψ)
-        """Keep what was learned beside ψ."""
+    def save(self, folder: Path) -> None:  # noqa: B027 (most recipes learn nothing beside ψ)
+        """Write what was learned beside ψ into a trained folder."""

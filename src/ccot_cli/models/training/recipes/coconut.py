@@ -1,8 +1,8 @@
-"""Train COCONUT: latent thoughts take the place of the chain's lines, from the left (Hao et al., 2024).
+"""Train COCONUT: latent thoughts replace the chain's lines, from the first line on (Hao et al., 2024).
 
-`THOUGHTS` of them replace a line, more lines with every stage (one more if there are epochs enough), and the optimiser
-starts afresh with every stage. Gradients pass through all thoughts. Nothing says what a thought should hold: unlike
-CCoT's tokens, it is learned from the words that follow alone.
+`THOUGHTS` thoughts replace a line. Every stage replaces more lines (one more, if there are enough epochs), and the
+optimiser starts afresh with every stage. Gradients pass through all thoughts. There is no target for a thought: unlike
+CCoT's tokens, it learns only from the words that follow.
 """
 
 from collections.abc import Sequence
@@ -12,63 +12,65 @@ from itertools import pairwise
 from ccot_cli.models.base.adapters import PSI
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.coconut import add_thoughts
-from ccot_cli.models.training.contexts import QueryContext, Read
+from ccot_cli.models.training.contexts import Prefix, QueryContext
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.psi import PsiTraining
-from ccot_cli.models.training.recipes.base import Recipe, RecipeSetup, usual_most
-from ccot_cli.models.training.recipes.chain import written
+from ccot_cli.models.training.recipes.base import Recipe, RecipeSetup, usual_length
+from ccot_cli.models.training.recipes.chain import chain_example
 
 THOUGHTS = 2
-"""Latents that replace one step (the published c)."""
+"""Latent thoughts that replace one step (the published c)."""
 
 
 @dataclass(frozen=True)
 class CoconutContext(QueryContext):
-    """What ψ learns to write from: the query and latent thoughts, gradients through both."""
+    """The query and latent thoughts under ψ, with gradients through both."""
 
-    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Read:
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         theta, queries = self.adapters.theta, [example.query for example in batch]
         sequence, last_BD = encode_query(self.adapters, queries, layer=theta.num_layers, adapter=PSI)
         add_thoughts(theta, sequence, last_BD, [example.num_tokens for example in batch])
-        return Read(sequence)
+        return Prefix(sequence)
 
 
 class CoconutRecipe(Recipe):
-    """The first epoch asks for whole chains, the last quarter for the answer after latents alone."""
+    """The first epoch has whole chains, the last quarter of the epochs latent thoughts alone."""
 
     name = "coconut"
 
     def training(self, setup: RecipeSetup) -> PsiTraining:
         lines = [setup.adapters.theta.encoder.lines(each.chain) for each in setup.problems]
-        self._most = usual_most([1 + each[-1] for each in lines])
+        self._num_lines = usual_length([1 + each[-1] for each in lines])
 
         def examples(epoch: int) -> list[PsiExample]:
-            # Every chain gets as many thoughts: how many steps a question takes is not known when it is asked.
-            number = self.stage(setup, epoch)
+            # All chains get the same number of thoughts: how many steps a question takes is not known when it is asked.
+            stage = self.stage(setup, epoch)
             chains = [
-                _from_line(problem.chain, each, number) if number < self._most else []
+                # In the end even chains longer than usual are gone.
+                _from_line(problem.chain, each, stage) if stage < self._num_lines else []
                 for problem, each in zip(setup.problems, lines, strict=True)
             ]
             return [
-                replace(written(setup, problem, chain), num_tokens=THOUGHTS * number)
+                replace(chain_example(setup, problem, chain), num_tokens=THOUGHTS * stage)
                 for problem, chain in zip(setup.problems, chains, strict=True)
             ]
 
-        numbers = [self.stage(setup, epoch) for epoch in range(setup.config.epochs)]
-        stages = [epoch for epoch, (before, number) in enumerate(pairwise(numbers), start=1) if number != before]
-        return setup.train_psi(examples, self.context(setup), stages=stages)
+        by_epoch = [self.stage(setup, epoch) for epoch in range(setup.config.epochs)]
+        stages = [epoch for epoch, (before, stage) in enumerate(pairwise(by_epoch), start=1) if stage != before]
+        return setup.psi_training(examples, self.context(setup), stages=stages)
 
     def context(self, setup: RecipeSetup) -> CoconutContext:
-        """Say what ψ reads."""
+        """Make what ψ reads before it writes."""
         return CoconutContext(setup.adapters)
 
     def stage(self, setup: RecipeSetup, epoch: int) -> int:
-        """Count the lines that are thoughts in an epoch."""
-        return setup.num_removed(epoch, self._most)
+        """Count the lines that thoughts replace in an epoch; epochs count from 0."""
+        return setup.num_removed(epoch, self._num_lines)
 
     def num_tokens(self, setup: RecipeSetup) -> int:
-        return THOUGHTS * self._most
+        return THOUGHTS * self._num_lines
 
 
 def _from_line(chain: list[int], lines: list[int], first: int) -> list[int]:
+    """Drop a chain's tokens before line `first`; `lines` has each token's line, counted from 0."""
     return [token for token, line in zip(chain, lines, strict=True) if line >= first]

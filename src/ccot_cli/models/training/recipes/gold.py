@@ -10,6 +10,8 @@ from ccot_cli.models.training.recipes.base import Recipe, RecipeSetup
 
 
 class GoldRecipe(Recipe):
+    """Fine-tuning on answers after gold states in the contemplation tokens' place."""
+
     name = "gold"
     reads_gold = True
 
@@ -21,8 +23,9 @@ class GoldRecipe(Recipe):
             for example, states_JID in zip(setup.answers(0), setup.gold, strict=True)
         ]
         ids = [problem.query for problem in setup.problems]
+        # z_0 is not read. With the index before the last, the top layer stops after its keys and values.
         queries = FreshQueries(setup.adapters, ids, setup.adapters.theta.num_layers - 1)
-        return setup.train_psi(examples, GoldContext(setup.adapters, queries, setup.gold))
+        return setup.psi_training(examples, GoldContext(setup.adapters, queries, setup.gold))
 
     def save(self, folder: Path) -> None:
         self._selector.save(folder)

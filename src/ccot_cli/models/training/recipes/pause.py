@@ -1,6 +1,7 @@
 """Train PAUSE and filler tokens (Goyal et al., 2024; Pfau et al., 2024).
 
-The whole model is fine-tuned with them (ψ reads the query too), and their number is fixed: CCoT's k at the mean chain.
+ψ reads the query and these tokens, so the whole model is fine-tuned with them. Their number is fixed: CCoT's k for a
+chain of mean length.
 
 Dimensions: K pause tokens, D width.
 """
@@ -23,14 +24,15 @@ from ccot_cli.names import BaselineName
 
 FILLER = "."
 EMBEDDED_AT_ONCE = 8192
+"""Tokens of the vocabulary whose embeddings are in memory together."""
 
 
 @dataclass(frozen=True)
 class PauseContext(QueryContext):
-    """What ψ learns to decode from: the query and the pause tokens."""
+    """The query and pause tokens under ψ."""
 
     pause_1D: Tensor
-    """Learns if it is a parameter."""
+    """Embedding of a pause token; it learns if it is a parameter."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -41,7 +43,7 @@ class PauseContext(QueryContext):
 
 
 def fresh_pause(theta: Theta) -> nn.Parameter:
-    """Start from the mean of all embeddings as the model reads them, which may be scaled: 1, D."""
+    """Make a pause token's embedding, the mean of all embeddings as the model reads them (it may scale them): 1, D."""
     vocabulary = theta.model.config.vocab_size
     with torch.no_grad():
         parts = torch.split(torch.arange(vocabulary, device=theta.device), EMBEDDED_AT_ONCE)
@@ -58,12 +60,14 @@ def filler_embedding(theta: Theta) -> Tensor:
 
 
 class PauseRecipe(Recipe):
+    """Fine-tuning on answers after copies of one learned token."""
+
     name: ClassVar[BaselineName] = "pause"
 
     def training(self, setup: RecipeSetup) -> PsiTraining:
         self.pause_1D = self._embedding(setup.adapters.theta)
         context = PauseContext(setup.adapters, self.pause_1D)
-        return setup.train_psi(setup.answers(setup.num_tokens), context)
+        return setup.psi_training(setup.answers(setup.num_tokens), context)
 
     def _embedding(self, theta: Theta) -> Tensor:
         return fresh_pause(theta)
@@ -76,6 +80,8 @@ class PauseRecipe(Recipe):
 
 
 class FillerRecipe(PauseRecipe):
+    """Fine-tuning on answers after copies of a full stop, whose embedding stays θ's."""
+
     name: ClassVar[BaselineName] = "filler"
 
     def _embedding(self, theta: Theta) -> Tensor:

@@ -1,0 +1,113 @@
+"""What people see: answers on stdout as they are, everything else on stderr."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ccot_cli.cli.console import TerminalProgress, print_json, print_table
+from cli.running import ESCAPE, Output, ccot
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+def test_a_bar_on_the_terminal_leaves_the_pipe_its_lines() -> None:
+    lines = """
+from ccot_cli.cli.console import TerminalProgress, print_json
+@app.command()
+def lines():
+    with TerminalProgress().task("answers", total=2, unit="questions") as advance:
+        for number in range(2):
+            print_json({"line": number})
+            advance()
+
+@app.command()
+def other(): pass
+"""
+    ours, theirs = os.openpty()
+    start = f"from ccot_cli.__main__ import main; from ccot_cli.cli.app import app; {lines}\nmain()"
+    command = [sys.executable, "-c", start, "lines"]
+    try:
+        found = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=60)
+        drawn = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert found.stdout == '{"line": 0}\n{"line": 1}\n'
+    assert "answers" in drawn
+    assert "line" not in drawn
+
+
+class TestConsole:
+    def test_json_is_one_line_in_letters_that_stdout_can_hold(
+        self, capsys: Output, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        print_json({"θ": "[b]"})
+        assert capsys.readouterr().out == '{"θ": "[b]"}\n'
+        with ccot(
+            "x",
+            code="app.command('x')(lambda: 0); from ccot_cli.cli.console import print_json; print_json('é')",
+            PYTHONIOENCODING="latin-1",
+        ) as process:
+            assert process.communicate()[0] == '"\\u00e9"\n'
+
+    def test_a_tables_columns_stand_below_each_other(self, capsys: Output) -> None:
+        print_table([["method", "1/r", ""], ["ccot", "20x", "[x]"]], align="<><")
+        assert capsys.readouterr().out == "method  1/r\nccot    20x  [x]\n"
+
+    def test_progress_elsewhere_than_on_a_terminal_is_a_few_plain_lines(
+        self, capsys: Output, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = [0.0]
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+        with TerminalProgress().task("train [φ]", total=1000, unit="steps") as advance:
+            for step in range(1000):
+                now[0] += 0.5 if step < 900 else 35.0
+                if step < 902:
+                    advance(loss=f"{step}")
+            advance(98)
+        out, err = capsys.readouterr()
+        lines = err.splitlines()
+        assert out == ""
+        assert lines[0] == "train [φ]: 1,000 steps"
+        assert lines[1] == "train [φ]: 60 of 1,000 steps  2.0/s  0:07:50 left  loss 59", "after 30 s"
+        assert lines[2] == "train [φ]: 120 of 1,000 steps  2.0/s  0:07:20 left  loss 119"
+        assert lines[-2] == "train [φ]: 902 of 1,000 steps  0.8/s  0:01:57 left  loss 901"
+        assert lines[-1] == "train [φ]: 1,000 steps in 1:05:50  loss 901"
+
+    def test_a_line_comes_every_tenth_when_work_is_quick(self, capsys: Output) -> None:
+        with TerminalProgress().task("read", total=100, unit="rows") as advance:
+            for _ in range(100):
+                advance()
+        shares = [line.split()[1] for line in capsys.readouterr().err.splitlines()[1:-1]]
+        assert shares == ["10", "20", "30", "40", "50", "60", "70", "80", "90"]
+
+    def test_a_piece_of_work_may_have_no_known_end(self, capsys: Output) -> None:
+        with TerminalProgress().task("read", total=None, unit="rows") as advance:
+            advance(3)
+        assert capsys.readouterr().err.splitlines()[-1] == "read: 3 rows in 0:00:00"
+
+    def test_a_dumb_terminal_gets_lines(self, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "dumb")
+        with TerminalProgress().task("outer", total=20, unit="layers") as advance:
+            advance(9)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == "outer: 20 layers"
+        assert lines[1].startswith("outer: 9 of 20 layers")
+
+    def test_a_terminal_gets_a_bar_and_one_line_at_the_end(
+        self, capsys: Output, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+        with TerminalProgress().task("outer [x]", total=2, unit="layers") as advance:
+            with TerminalProgress().task("inner", total=1, unit="steps") as step:
+                step(loss="0.5")
+            advance(2)
+        err = capsys.readouterr().err
+        assert ESCAPE in err
+        assert "━" in err
+        assert "2 of 2 layers" in err
+        assert "inner: 1 steps in 0:00:00  loss 0.5" in err
+        assert err.rstrip().endswith("outer [x]: 2 layers in 0:00:00")

@@ -1,0 +1,73 @@
+"""`ccot doctor` says what is wrong with an installation or a model."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from ccot_cli.cli import app
+from ccot_cli.errors import UsageError
+from cli.running import Output, output
+
+
+class TestDoctor:
+    @pytest.fixture(autouse=True)
+    def requirements(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        wanted = ["typer>=0.1", "rich>=1,<99", 'build>=1; extra == "dev"']
+        monkeypatch.setattr(metadata, "requires", lambda name: wanted)
+        return wanted
+
+    def findings(self, capsys: Output) -> dict[str, tuple[str, bool]]:
+        return {each["name"]: (each["value"], each["is_fine"]) for each in json.loads(capsys.readouterr().out)}
+
+    def test_a_sound_machine_exits_0(self, capsys: Output) -> None:
+        assert app.run(["doctor", "--format", "json"]) == 0
+        found = self.findings(capsys)
+        assert found["rich"] == (f"{metadata.version('rich')} (requires <99,>=1)", True)
+        assert "build" not in found
+        assert set(found) >= {"python", "devices", "threads", "memory", "free disk", "hub", "hub cache", "workspace"}
+        assert found["workspace"] == ("none here", True)
+
+    def test_what_is_wrong_is_marked_and_exits_1(self, requirements: list[str], capsys: Output) -> None:
+        requirements[:] = ["typer>=999", "no-such-library>=2"]
+        (Path.cwd() / "ccot.yaml").write_text("x: 1")
+        assert app.run(["doctor"]) == 1
+        marked = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("!!")]
+        assert [line[1] for line in marked] == ["typer", "no-such-library", "workspace"]
+
+    def test_a_package_that_is_not_installed_requires_what_it_cannot_tell(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    ) -> None:
+        def is_not_installed(name: str) -> list[str]:
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(metadata, "requires", is_not_installed)
+        assert app.run(["doctor", "--format", "json"]) == 0
+        assert self.findings(capsys)["libraries"][0].startswith("ccot is not installed")
+
+    def test_a_model_is_diagnosed_only_when_asked(self, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+        asked = []
+        monkeypatch.setattr("ccot_cli.models.base.theta.diagnose", lambda name: asked.append(name) or ["4 layers"])
+        assert app.run(["doctor", "--format", "json"]) == 0
+        assert asked == []
+        capsys.readouterr()
+        assert app.run(["doctor", "--model", "m", "--format", "json"]) == 0
+        assert self.findings(capsys)["model"] == ("4 layers", True)
+        assert asked == ["m"]
+
+    def test_a_model_that_cannot_be_used_says_why(self, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+        def refuse(name: str) -> list[str]:
+            raise UsageError(f"{name} has no layers", fix="use another")
+
+        monkeypatch.setattr("ccot_cli.models.base.theta.diagnose", refuse)
+        assert app.run(["doctor", "--model", "m", "--format", "json"]) == 1
+        assert self.findings(capsys)["model"] == ("m has no layers; use another", False)
+
+
+def test_doctor_says_whether_a_model_works(
+    here: Path, model_folder: Path, capsys: Output, tmp_path: Path
+) -> None:
+    out, _ = output(capsys, "doctor", "--model", str(model_folder))
+    assert "LlamaForCausalLM" in out
+    output(capsys, "doctor", "--model", str(tmp_path / "nowhere"), code=1)

@@ -1,0 +1,86 @@
+"""`ccot eval` prints its tables, keeps them, and draws them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.running import Output, output
+
+
+def test_eval_prints_one_json_object(trained: Path, capsys: Output) -> None:
+    out, _ = output(capsys, "eval", "--format", "json", "--no-save")
+    result = json.loads(out)
+    assert [(row["method"], row["ratio"]) for row in result["rows"]] == [("direct", 0.0), ("ccot", 0.1), ("cot", 1.0)]
+    assert {"n", "accuracy", "low", "high", "seconds_mean", "contemplation_tokens_mean"} <= result["rows"][0].keys()
+    assert result["folder"] is None
+    assert not (trained / "eval").exists()
+
+
+def test_eval_draws_a_table_and_says_where_it_is_kept(trained: Path, capsys: Output) -> None:
+    out, _ = output(capsys, "eval", "--ratio", "0", "--ratio", "0.1", "--limit", "3")
+    assert "10x" in out
+    assert "∞" in out
+    folder = next((trained / "eval").iterdir())
+    assert folder.name in out
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "metrics.json", "predictions.jsonl"}
+
+
+@pytest.mark.parametrize("named", [["--methods", "cot, ccot"], ["--method", "cot", "--method", "ccot"]])
+def test_methods_are_named_one_by_one_or_separated_by_commas(
+    trained: Path, capsys: Output, named: list[str]
+) -> None:
+    out, _ = output(capsys, "eval", *named, "--limit", "2", "--format", "json", "--no-save")
+    assert {row["method"] for row in json.loads(out)["rows"]} == {"ccot", "cot"}
+
+
+def test_eval_shows_controls_and_baselines_beside_the_method(trained: Path, capsys: Output) -> None:
+    out, err = output(capsys, "train-baseline", "pause", "--ratio", "0.1")
+    assert "pause at r = 0.1: " in out
+    assert "validation accuracy" in out
+    assert "next:  ccot eval" in err
+    out, _ = output(capsys, "eval", "--ratio", "0.1", "--controls", "--no-save")
+    named = [line.split("  ")[0].strip() for line in out.splitlines() if "10x" in line]
+    names = ["ccot", "ccot, zeroed", "ccot, shuffled", "ccot, noise", "ccot, untrained", "pause"]
+    assert named == 2 * names  # by method, and by steps
+    out, _ = output(capsys, "status", "--format", "json")
+    assert {"stage": "train-baseline", "key": "pause-r0.10", "state": "ready"}.items() <= next(
+        row for row in json.loads(out)["artifacts"] if row["key"] == "pause-r0.10"
+    ).items()
+
+
+def test_eval_of_longer_problems_counts_their_steps(trained: Path, capsys: Output) -> None:
+    out, _ = output(capsys, "eval", "--ratio", "0", "--steps", "9", "10", "--format", "json", "--no-save")
+    assert json.loads(out)["rows"][0]["by_steps"].keys() <= {"9", "10"}
+    _, err = output(capsys, "eval", "--steps", "9", "2", code=2)
+    assert "steps are a range" in err
+
+
+def test_methods_are_chosen_by_name_and_shown_in_every_format(
+    trained: Path, capsys: Output
+) -> None:
+    out, _ = output(capsys, "eval", "--limit", "4", "--methods", "direct,few-shot", "--format", "json")
+    result = json.loads(out)
+    assert [row["method"] for row in result["rows"]] == ["direct", "few-shot"]
+    assert [(pair["method"], pair["than"]) for pair in result["pairs"]] == [("few-shot", "direct")]
+    assert result["traits"]["few-shot"]["format"] == "discrete"
+    out, _ = output(capsys, "eval", "--limit", "4", "--methods", "all", "--format", "latex")
+    assert out.count(r"\begin{table}") == out.count(r"\end{table}") == 3
+    assert all(f"\n    {name} & " in out for name in ("direct", "ccot", "cot", "zero-shot", "few-shot"))
+    out, _ = output(capsys, "eval", "--limit", "4", "--format", "markdown")
+    assert "| ccot | 10x |" in out
+    _, err = output(capsys, "eval", "--methods", "pause", code=3)
+    assert "ccot train-baseline pause" in err
+    _, err = output(capsys, "eval", "--methods", "paws", code=2)
+    assert "no method 'paws'" in err
+    assert "ccot, direct, cot, pause" in err
+
+
+def test_a_picture_is_drawn_where_it_is_asked_for(trained: Path, capsys: Output) -> None:
+    pytest.importorskip("matplotlib")
+    out, err = output(capsys, "eval", "--limit", "4", "--plot", "frontier.svg")
+    assert "Exact match against seconds" in out
+    assert "drawn into frontier.svg" in err
+    assert (trained / "frontier.svg").read_text().startswith("<?xml")
+    _, err = output(capsys, "eval", "--plot", "frontier.gif", code=2)
+    assert ".png nor .svg" in err

@@ -1,0 +1,19 @@
+"""`ccot init` writes the settings of a preset."""
+
+from pathlib import Path
+
+import pytest
+
+from ccot_cli.cli import app
+from ccot_cli.names import PRESETS
+from ccot_cli.presets import preset
+from ccot_cli.settings_file import load_settings
+from cli.running import Output
+
+
+class TestInit:
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_it_writes_the_presets_settings_and_says_what_comes_next(self, name: str, capsys: Output) -> None:
+        assert app.run(["init", "my-run", "--preset", name]) == 0
+        assert load_settings(Path("my-run/ccot.yaml")) == preset(name)
+        assert tuple(capsys.readouterr()) == ("my-run/ccot.yaml\n", "next:  ccot precompute -w my-run\n")

@@ -1,0 +1,102 @@
+"""Options that several commands share, and what they make of a workspace's settings."""
+
+import json
+import re
+from contextvars import copy_context
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ccot_cli.cli import app
+from ccot_cli.cli.options import RatioOption, resolve
+from ccot_cli.config import Settings
+from ccot_cli.workspace.workspace import Workspace
+from cli.running import QUESTION, Output, output
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("arguments", "ratios"),
+        [([], None), (["--ratio", "0.1"], ["0.1"]), (["-r", "1e-2", "--ratio", "1"], ["0.01", "1"])],
+    )
+    def test_ratios_are_read_as_written_and_repeat(self, arguments: list[str], ratios: list[str] | None) -> None:
+        seen = []
+        probe = typer.Typer()
+
+        @probe.command()
+        def command(ratio: RatioOption = None) -> None:
+            seen.append(ratio)
+
+        assert CliRunner().invoke(probe, arguments).exit_code == 0
+        assert seen == [None if ratios is None else [Decimal(text) for text in ratios]]
+
+    @pytest.mark.parametrize("text", ["2", "-0.1", "nan", "ten"])
+    def test_a_bad_ratio_exits_2_with_its_reason(self, text: str) -> None:
+        probe = typer.Typer(rich_markup_mode=None)
+
+        @probe.command()
+        def command(ratio: RatioOption = None) -> None: ...
+
+        done = CliRunner().invoke(probe, ["--ratio", text])
+        assert done.exit_code == 2
+        assert re.search("a ratio (lies between 0 and 1|is a number like 0.1)", done.stderr)
+
+    def test_the_command_line_changes_the_settings_and_names_what_it_changed(self, workspace: Workspace) -> None:
+        found, settings, overrides = resolve(workspace.root, {"data.limit": 64, "model.name": None, "eval.seed": 0})
+        assert found == workspace
+        assert settings.data.limit == 64
+        assert settings.model == Settings().model
+        assert overrides == ("data.limit", "eval.seed")
+
+    def test_the_workspace_is_found_from_the_environment(
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CCOT_WORKSPACE", "my-run")
+        assert resolve(None, {}) == (workspace, Settings(), ())
+
+
+@pytest.mark.parametrize("ratio", ["0", "1", "1.5", "-0.1", "nan", "much"])
+@pytest.mark.parametrize("command", ["score", "train-phi"])
+def test_a_ratio_without_tokens_is_exit_2(
+    here: Path, capsys: Output, command: str, ratio: str
+) -> None:
+    out, err = output(capsys, command, f"--ratio={ratio}", code=2)
+    assert out == ""
+    assert "ratio" in err
+
+
+@pytest.mark.parametrize("ratio", ["1.5", "-0.1", "nan", "much", ""])
+def test_an_impossible_ratio_is_exit_2_before_anything_is_loaded(
+    here: Path, capsys: Output, ratio: str
+) -> None:
+    out, err = output(capsys, "ask", QUESTION, f"--ratio={ratio}", code=2)
+    assert out == ""
+    assert "a ratio" in err
+
+
+def test_flags_override_settings_and_do_not_make_the_stage_stale(
+    here: Path, capsys: Output
+) -> None:
+    output(capsys, "precompute", "--limit", "5", "--seed", "3")
+    artifact = Workspace.open(here).require("precompute")
+    assert artifact.manifest.summary["num_train"] == 5
+    assert artifact.manifest.config["data"]["seed"] == 3
+    out, _ = output(capsys, "status")
+    assert "stale" not in out
+
+
+def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
+    here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/ccot", "precompute", "--limit", "5", "--workspace", str(here)])
+    # The program runs once; whatever else runs in this process was not typed.
+    assert copy_context().run(app.main, []) == 0
+    output(capsys, "score")
+    commands = [Workspace.open(here).require(*place).manifest.command for place in (("precompute",), ("score", "r0.10"))]
+    assert commands == [("precompute", "--limit", "5"), ()]
+    out, _ = output(capsys, "status", "--format", "json")
+    assert json.loads(out)["next"] == "ccot train-phi"
+    assert Workspace.open(here).command_for("precompute", None) == "ccot precompute --limit 5"

@@ -1,0 +1,82 @@
+"""The frontier in characters, and pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ccot_cli.cli.plots import WIDTH, check_plot, draw_frontier, draw_sweep, frontier
+from ccot_cli.errors import UsageError
+from cli.results import RESULT, row
+
+
+def test_every_method_has_its_letter_at_its_height() -> None:
+    lines = frontier(RESULT).splitlines()[1:]
+    grid = [line[5:] for line in lines[:16]]
+    where = {
+        letter: (number, line.index(letter)) for number, line in enumerate(grid) for letter in "abcd" if letter in line
+    }
+    assert where["d"][0] < where["b"][0] < where["a"][0]
+    assert where["a"][1] < where["b"][1] < where["c"][1] < where["d"][1] < WIDTH
+    assert lines[-1].strip().split("   ") == ["a direct", "b ccot 0.1", "c pause 0.1", "d cot"]
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.0123, 0.1])
+def test_methods_in_one_place_are_all_shown(seconds: float) -> None:
+    same = [row(name, 0.1, 0.5, seconds) for name in ("one", "two", "three")]
+    drawn = frontier({**RESULT, "rows": [*same, row("first", 0, 0, 0.001), row("last", 0, 0, 0.1)]})
+    assert all(letter in drawn.split("└")[0] for letter in "abc")
+
+
+def test_what_is_slower_and_worse_is_not_on_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = pytest.importorskip("matplotlib.axes")
+    drawn: list[list[tuple[float, float]]] = []
+    plot = axes.Axes.plot
+
+    def watched(self: Any, across: list[float], upwards: list[float], **style: object) -> Any:
+        drawn.append(list(zip(across, upwards, strict=True)))
+        return plot(self, across, upwards, **style)
+
+    monkeypatch.setattr(axes.Axes, "plot", watched)
+    draw_frontier(RESULT, tmp_path / "f.svg")
+    assert drawn == [[(0.007, 0.08), (0.01, 0.6), (0.09, 0.98)]]
+
+
+@pytest.mark.parametrize("name", ["f.png", "f.svg"])
+def test_a_picture_is_drawn(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / name
+    check_plot(path)
+    draw_frontier(RESULT, path)
+    assert path.stat().st_size > 5000
+
+
+def test_a_sweep_is_drawn_with_a_line_for_each_choice(tmp_path: Path) -> None:
+    def cell(ratio: float, selector: str) -> dict[str, object]:
+        fixed = {"method": "ccot", "layer": 7, "schedule": "joint", "unfreeze": "above", "ends": "exact", "epochs": 3}
+        return {
+            "ratio": ratio,
+            "selector": selector,
+            "accuracy": 0.5,
+            "low": 0.4,
+            "high": 0.6,
+            "n": 500,
+            "split": "test",
+            **fixed,
+        }
+
+    path = tmp_path / "sweep.svg"
+    draw_sweep([cell(ratio, name) for ratio in (0.1, 0.05) for name in ("even", "last")], path)
+    drawn = path.read_text()
+    assert all(
+        text in drawn
+        for text in ("selector even", "selector last", "compression ratio r", "exact match", "Test, n = 500")
+    )
+    draw_sweep([cell(0.1, name) for name in ("even", "last")], path)
+    assert all(text in path.read_text() for text in ("<!-- even -->", "<!-- last -->", "<!-- selector -->"))
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_at_once(tmp_path: Path) -> None:
+    for path in (tmp_path / "f.gif", tmp_path / "nowhere" / "f.png"):
+        with pytest.raises(UsageError):
+            check_plot(path)

@@ -1,0 +1,75 @@
+"""What the commands of the pipeline have in common: a result, the next command, and one exit code for each fault."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.running import QUESTION, Output, output
+
+
+def test_each_stage_prints_its_result_and_names_the_next(here: Path, capsys: Output) -> None:
+    for command, result, following in (
+        ("precompute", "12 training and 4 validation problems", "ccot score"),
+        ("score", "r = 0.1: predictive keeps", "ccot train-phi"),
+        ("train-phi", "validation", "ccot train-psi"),
+        ("train-psi", "validation accuracy", "ccot eval"),
+    ):
+        out, err = output(capsys, command)
+        assert result in out
+        assert f"next:  {following}" in err
+    out, _ = output(capsys, "status", "--format", "json")
+    states = {row["stage"]: row["state"] for row in json.loads(out)["artifacts"]}
+    assert states == {**dict.fromkeys(["precompute", "score", "train-phi", "train-psi"], "ready"), "eval": "missing"}
+
+
+@pytest.mark.parametrize("command", ["precompute", "score", "train-phi", "train-psi"])
+def test_a_command_speaks_json(trained: Path, capsys: Output, command: str) -> None:
+    out, err = output(capsys, command, "--format", "json")
+    assert json.loads(out)
+    assert len(out.splitlines()) == 1
+    assert "ready already" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "first"), [("score", "precompute"), ("train-phi", "score"), ("train-psi", "precompute")]
+)
+def test_a_missing_stage_is_exit_3_and_named(
+    here: Path, capsys: Output, command: str, first: str
+) -> None:
+    out, err = output(capsys, command, code=3)
+    assert out == ""
+    assert f"no finished '{first}' stage" in err
+    assert f"fix:   ccot {first}" in err
+
+
+def test_answering_needs_no_hidden_states(trained: Path, capsys: Output) -> None:
+    expected, _ = output(capsys, "ask", QUESTION)
+    for shard in (trained / "precompute").glob("*.safetensors"):
+        shard.unlink()
+    assert output(capsys, "ask", QUESTION)[0] == expected
+    output(capsys, "eval", "--no-save")
+    out, _ = output(capsys, "status")
+    assert "is missing or has another size" in next(line for line in out.splitlines() if line.startswith("  precompute"))
+    output(capsys, "train-phi", "--seed", "1", code=4)
+
+
+def test_what_is_missing_is_trained_by_a_command_that_names_the_workspace(
+    trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, err = output(capsys, "ask", QUESTION, "-w", "work", "--method", "pause", code=3)
+    assert "fix:   ccot train-baseline pause -w work" in err
+    _, err = output(capsys, "ask", QUESTION, "-w", "work", "--ratio", "0.3", code=3)
+    assert "ccot score --ratio 0.3 -w work && " in err
+
+
+def test_a_read_only_workspace_answers(trained: Path, capsys: Output) -> None:
+    def snapshot() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (trained, *trained.rglob("*"))}
+
+    before = snapshot()
+    output(capsys, "ask", QUESTION)
+    output(capsys, "eval", "--no-save")
+    output(capsys, "status")
+    assert snapshot() == before

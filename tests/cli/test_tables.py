@@ -1,0 +1,29 @@
+"""Tables, as people see them and paste them."""
+
+from ccot_cli.cli.tables import Table, render, tables_of
+from cli.results import RESULT
+
+
+def test_the_paper_s_columns_come_in_every_style() -> None:
+    accuracy, by_steps, traits = tables_of(RESULT)
+    assert [line.split()[:2] for line in render(accuracy, "text").splitlines()[2:]] == [
+        ["direct", "∞"],
+        ["ccot", "10x"],
+        ["pause", "10x"],
+        ["cot", "1x"],
+    ]
+    assert "| ccot | 10x | 8.4 | 0.600 | 0.570 – 0.630 | <0.001 | 0.0100 | 0.0120 | 0.11 | 1.0% |" in render(
+        accuracy, "markdown"
+    )
+    latex = render(accuracy, "latex")
+    assert r"ccot & 10x & 8.4 & 0.600 & 0.570 -- 0.630 & $<$0.001 & 0.0100 & 0.0120 & 0.11 & 1.0\% \\" in latex
+    assert r"my\_model on test.jsonl" in latex
+    # Steps count as numbers do: 10 comes after 2.
+    assert list(by_steps.head) == ["method", "1/r", "2", "10"]
+    assert traits.rows == [("ccot", "yes", "continuous", "variable length")]
+
+
+def test_nothing_in_a_cell_breaks_latex() -> None:
+    nasty = render(Table("50 % of a_b & {c}", "<", ["#1"], [["$\\x^2~"]]), "latex")
+    assert r"50 \% of a\_b \& \{c\}" in nasty
+    assert r"\$\textbackslash{}x\^{}2\textasciitilde{}" in nasty

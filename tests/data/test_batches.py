@@ -1,0 +1,20 @@
+"""Batches of like length."""
+
+import random
+
+from ccot_cli.data.batches import bucketed, plan_batches
+
+
+def test_batches_hold_what_fits_and_every_problem_once() -> None:
+    lengths = [5, 100, 7, 8, 30, 6]
+    batches = plan_batches(lengths, batch_tokens=32)
+    assert sorted(number for batch in batches for number in batch) == list(range(6))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= 32 for batch in batches)
+
+
+def test_buckets_hold_every_item_once_and_little_padding() -> None:
+    lengths = [random.Random(0).randrange(100) for _ in range(512)]
+    batches = bucketed(lengths, batch_size=32, shuffler=random.Random(1))
+    assert sorted(number for batch in batches for number in batch) == list(range(512))
+    spreads = [max(lengths[n] for n in batch) - min(lengths[n] for n in batch) for batch in batches]
+    assert max(spreads) < 20

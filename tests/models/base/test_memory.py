@@ -1,0 +1,25 @@
+"""How much memory there is, and how a lack of it is told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ccot_cli.models.base import memory
+from ccot_cli.models.base.memory import fits, is_out_of_memory
+
+
+def test_torch_s_own_word_for_too_little_memory_is_known() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_a_container_s_memory_counts_and_not_the_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max", tmp_path / "not there"))
+    (tmp_path / "memory.max").write_text("max\n")
+    assert fits(1000, torch.device("cpu"))
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert fits(500, torch.device("cpu"))
+    assert not fits(501, torch.device("cpu"))

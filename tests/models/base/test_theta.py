@@ -1,0 +1,81 @@
+"""A base model is loaded in the precision that its device wants, or it is said why it cannot be had."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import save_tiny
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from ccot_cli.config import ModelConfig
+from ccot_cli.errors import ResourceError, UsageError
+from ccot_cli.models.base import theta
+from ccot_cli.models.base.blocks import Blocks
+from ccot_cli.models.base.theta import load_theta
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("You are trying to access a gated repo.\nMake sure to have access", "hf auth login"),
+        ("401 Client Error: Unauthorized", "hf auth login"),
+        ("We couldn't connect to the Hub", "hf download some/model"),
+    ],
+)
+def test_a_model_that_cannot_be_had_says_how(monkeypatch: pytest.MonkeyPatch, said: str, fix: str) -> None:
+    def refuse(*given: object, **options: object) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr(theta.AutoTokenizer, "from_pretrained", refuse)
+    with pytest.raises(ResourceError) as caught:
+        load_theta(ModelConfig(name="some/model"))
+    assert fix in caught.value.fix
+
+
+def test_a_model_that_does_not_fit_the_device_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(model: nn.Module, device: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(nn.Module, "to", full)
+    monkeypatch.setattr(theta.PreTrainedModel, "to", full)
+    with pytest.raises(ResourceError, match=r"embedded needs 0\.0 GB, more than is free on cpu"):
+        load_theta(ModelConfig())
+
+
+def test_a_folder_that_is_no_model_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="holds no model") as caught:
+        load_theta(ModelConfig(name=str(tmp_path / "empty")))
+    assert "hf download" not in caught.value.fix
+    with pytest.raises(UsageError, match=r"there is no folder \./nowhere"):
+        load_theta(ModelConfig(name="./nowhere"))
+
+
+def test_on_a_gpu_float16_becomes_bfloat16(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny("llama", tokenizer, tmp_path)
+    config = ModelConfig(name=str(tmp_path))
+    load_theta(config).model.half().save_pretrained(tmp_path)
+    on_cpu = {dtype: load_theta(config.model_copy(update={"dtype": dtype})) for dtype in ("bfloat16", "float32")}
+    assert len({each.fingerprint() for each in on_cpu.values()}) == 1, "a model is the same on a GPU and on a CPU"
+    monkeypatch.setattr(Blocks, "verify", lambda self: None)
+    monkeypatch.setattr(theta, "resolve_device", torch.device)
+    for asked, found in (("auto", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)):
+        loaded = load_theta(config.model_copy(update={"device": "meta", "dtype": asked}))
+        assert loaded.dtype == found
+        assert loaded.blocks.rotary.inv_freq.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("device", "offload", "is_offloaded"), [("meta", True, True), ("meta", False, False), ("cpu", True, False)])
+def test_layers_rest_in_main_memory_where_the_device_has_memory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, device: str, offload: bool, is_offloaded: bool
+) -> None:
+    monkeypatch.setattr(Blocks, "verify", lambda self: None)
+    monkeypatch.setattr(theta, "resolve_device", torch.device)
+    loaded = load_theta(ModelConfig(device=device, offload=offload))
+    assert loaded.blocks.is_offloaded == is_offloaded
+    homes = {parameter.device.type for parameter in loaded.blocks.layers.parameters()}
+    assert homes == {"cpu" if is_offloaded else device}
+    assert loaded.blocks.embedding.weight.device.type == loaded.device.type == device

@@ -1,0 +1,31 @@
+"""Gold states against the model's own forward pass over whole solutions."""
+
+import torch
+from conftest import encoded_problems
+
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.gold import gold_states
+
+
+def test_gold_states_are_those_of_the_whole_solution_at_every_index(theta: Theta) -> None:
+    problems = encoded_problems(theta, 3)
+    found = dict(
+        gold_states(theta, problems, indices=range(theta.num_layers + 1), batch_tokens=300, dtype=torch.float32)
+    )
+    for number, problem in enumerate(problems):
+        ids = [*problem.query, *problem.chain, *theta.encoder.answer_marker, *problem.answer]
+        hidden = theta.model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+        start = len(problem.query) - 1
+        for index in range(theta.num_layers):  # transformers' last index is after the norm
+            expected = hidden[index][0, start : start + 1 + len(problem.chain)]
+            torch.testing.assert_close(found[number][:, index], expected)
+
+
+def test_two_passes_over_gold_states_give_the_same_bits(llama: Theta) -> None:
+    problems = encoded_problems(llama, 5)
+    every = dict(gold_states(llama, problems, indices=range(5), batch_tokens=400, dtype=torch.bfloat16))
+    one = dict(gold_states(llama, problems, indices=[3], batch_tokens=400, dtype=torch.bfloat16))
+    rest = dict(gold_states(llama, problems, indices=range(5), batch_tokens=400, dtype=torch.bfloat16, skip={0, 1}))
+    assert all(torch.equal(every[number][:, 3:4], one[number]) for number in range(5))
+    assert sorted(rest) == [2, 3, 4]
+    assert all(torch.equal(every[number], rest[number]) for number in rest)

@@ -1,0 +1,126 @@
+"""Training all layers of φ together against a version that runs one example and one token at a time."""
+
+import random
+from collections.abc import Callable
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import MakeTheta, shaken
+from safetensors.torch import save_file
+from torch import nn
+from trainers import LAYER, fresh_queries, gradients, joint_training, phi_examples
+
+from ccot_cli.models.base.adapters import PHI, Adapters
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training.phi_joint import generate
+from ccot_cli.tensors.losses import scaled_errors
+
+
+def slow_loss(adapters: Adapters, examples: list[GoldExample], is_gold: Callable[[int, int], bool]) -> torch.Tensor:
+    """Run the whole rollout anew for every token of every example, every layer token by token."""
+    theta, losses = adapters.theta, []
+    for number, example in enumerate(examples):
+        inputs, count = [example.gold_JID[0, LAYER].float()], len(example.gold_JID) - 1
+        for column in range(count):
+            sequence, _ = encode_query(adapters, [example.query], layer=LAYER)
+            sequence.extend(torch.ones(1, len(inputs), dtype=torch.bool))
+            adapters.use(PHI)
+            entered = theta.blocks.enter(torch.stack(inputs)[None], sequence)
+            states = torch.stack(theta.blocks.run_each(entered, 0, theta.num_layers, sequence))
+            gold, own = example.gold_JID[column + 1, LAYER].float(), states[LAYER, 0, -1].detach()
+            inputs.append(gold if is_gold(number, column) else own)
+        gold = example.gold_JID[1:].transpose(0, 1)[LAYER:]
+        distances = scaled_errors(states[LAYER:, 0], gold).sqrt()
+        losses.append(2 * nn.functional.huber_loss(distances, torch.zeros_like(distances)))
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("gold_fraction", [1.0, 0.0, 0.5])
+def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, gold_fraction: float) -> None:
+    examples, adapters = phi_examples(theta, 5), shaken(theta, PHI)
+    parameters = adapters.parameters(PHI)
+    adapters.train_only(parameters)
+    queries = fresh_queries(adapters, examples)
+    made = generate(adapters, examples, queries, range(5), layer=LAYER, gold_fraction=gold_fraction, seed="4")
+    draws = [random.Random(f"4/{number}") for number in range(5)]
+    drawn = [[draw.random() < gold_fraction for _ in range(made.mask_BK.shape[1])] for draw in draws]
+    slow = slow_loss(adapters, examples, lambda number, column: drawn[number][column])
+    torch.testing.assert_close(made.loss(), slow, atol=1e-5, rtol=1e-4)
+    ours = torch.autograd.grad(made.loss(), list(parameters.values()), allow_unused=True)
+    theirs = torch.autograd.grad(slow, list(parameters.values()), allow_unused=True)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def test_without_own_rollouts_every_input_stays_gold(llama: Theta) -> None:
+    training = joint_training(shaken(llama), phi_examples(llama, 8), taught_epochs=2, epochs=0)
+    assert [training.gold_fraction for _ in training.steps()] == [1.0] * training.optimiser.num_steps
+    assert training.optimiser.num_steps > 0
+
+
+def test_gold_inputs_give_way_to_own_ones(llama: Theta) -> None:
+    training = joint_training(shaken(llama), phi_examples(llama, 8))
+    fractions = [training.gold_fraction for _ in training.steps()]
+    assert len(fractions) == 12
+    assert fractions[2] == 1.0
+    assert all(before >= after for before, after in pairwise(fractions))
+    assert 0 < fractions[5] < 1
+    assert fractions[8:] == [0.0] * 4
+
+
+def test_joint_training_lowers_the_error_of_rollouts(llama: Theta) -> None:
+    examples, adapters = phi_examples(llama, 12), shaken(llama)
+    queries = fresh_queries(adapters, examples)
+    with torch.no_grad():
+        before = generate(adapters, examples, queries, range(12), layer=LAYER).loss()
+    list(joint_training(adapters, examples, taught_epochs=5, epochs=15).steps())
+    with torch.no_grad():
+        after = generate(adapters, examples, queries, range(12), layer=LAYER).loss()
+    assert after < 0.6 * before
+
+
+def test_in_bfloat16_phi_learns_what_it_learns_in_float32(make_theta: MakeTheta) -> None:
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        theta = make_theta("llama")
+        examples = phi_examples(theta, 12)
+        theta.model.to(dtype)
+        losses.append(list(joint_training(shaken(theta), examples, epochs=6).steps()))
+    assert losses[1] == pytest.approx(losses[0], rel=0.03)
+    assert sum(losses[1][-6:]) < 0.7 * sum(losses[1][:6])
+
+
+def test_a_resumed_joint_training_ends_in_the_same_bits(make_theta: MakeTheta, tmp_path: Path) -> None:
+    states = []
+    for is_interrupted in (False, True):
+        theta = make_theta("llama")
+        adapters, examples = shaken(theta), phi_examples(theta, 9)
+        training = joint_training(adapters, examples)
+        if is_interrupted:
+            list(islice(training.steps(), 8))
+            save_file(training.optimiser.state(), tmp_path / "checkpoint.safetensors")
+            theta = make_theta("llama")
+            adapters = shaken(theta)
+            training = joint_training(adapters, examples)
+            training.optimiser.resume(tmp_path / "checkpoint.safetensors")
+        list(training.steps())
+        states.append(adapters.state(PHI))
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_the_parts_of_a_batch_add_up_to_its_loss_and_gradient(llama: Theta) -> None:
+    # In the middle of its weaning: some inputs are gold, some φ's own.
+    training = joint_training(shaken(llama, PHI), phi_examples(llama, 7), taught_epochs=0, batch_size=7)
+    assert 0 < training.gold_fraction < 1
+    loss, expected = gradients(training, [[3, 0, 5, 1, 6]])
+    parts, found = gradients(training, [[3], [0, 5], [1, 6]])
+    assert parts == pytest.approx(loss, rel=1e-5)
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-4)
+    assert sum(float(each.norm()) for each in expected) > 0

@@ -1,0 +1,138 @@
+"""What a stage loads is what the stages before it have made, by the model that they ran."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ccot_cli.config import override
+from ccot_cli.data.shards import read_records
+from ccot_cli.errors import BusyError, CorruptError, UsageError
+from ccot_cli.models.base.theta import load_theta
+from ccot_cli.progress import Progress
+from ccot_cli.stages import score
+from ccot_cli.stages.inputs import load_examples, ready_result
+from ccot_cli.workspace.artifact import ArtifactSpec
+from ccot_cli.workspace.workspace import Workspace
+from stages.runs import RATIO, MakeRun, Run, stored_problems
+
+
+def test_phi_learns_from_the_selected_tokens_and_is_probed_for_what_follows_them(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    theta, problems = load_theta(run.settings.model), stored_problems(run)
+    selected = run.workspace.require("score", "r0.10")
+    train, validation = load_examples(theta, run.workspace.require("precompute"), selected)
+    records = sorted(read_records(selected.folder), key=lambda record: record.number)
+    assert (len(train), len(validation)) == (20, 6)
+    for example, record in zip([*train, *validation], records, strict=True):
+        problem = problems[record.number]
+        text = [*problem.query, *problem.chain, *theta.encoder.answer_marker]
+        assert example.query == problem.query
+        assert torch.equal(example.gold_JID, record.states_JID)
+        assert example.next_K.tolist() == [text[position + 1] for position in record.positions_J[1:].tolist()]
+        assert record.token_ids_J.tolist() == [text[position] for position in record.positions_J.tolist()]
+
+
+def test_later_stages_use_the_model_that_precompute_ran(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    # The settings file still names the embedded model, as after `ccot precompute --model FOLDER`.
+    result = score.run(run.workspace, run.workspace.settings, RATIO, progress=Progress())
+    assert result.num_problems == 26
+
+
+def test_a_model_that_changed_under_its_name_is_refused(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    weights = Path(run.settings.model.name) / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(CorruptError, match="has changed since"):
+        run.score()
+
+
+@pytest.mark.parametrize(
+    "change", [{"rms_norm_eps": 0.1}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}]
+)
+def test_settings_that_no_weight_shows_make_another_model(make_run: MakeRun, change: dict[str, object]) -> None:
+    run = make_run()
+    before = run.precompute() and load_theta(run.settings.model).fingerprint()
+    described = Path(run.settings.model.name) / "config.json"
+    described.write_text(json.dumps({**json.loads(described.read_text()), **change}))
+    assert load_theta(run.settings.model).fingerprint() != before
+    with pytest.raises(CorruptError, match="has changed since"):
+        run.score()
+
+
+def test_a_model_that_was_moved_is_found_where_it_is_now(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    run.precompute()
+    moved = tmp_path / "elsewhere" / "llama"
+    moved.parent.mkdir()
+    Path(run.settings.model.name).rename(moved)
+    there = Run(run.workspace, override(run.settings, {"model.name": str(moved)}))
+    assert there.workspace.state("precompute", settings=there.settings).reason.count("model.name") == 0
+    assert there.precompute().was_ready
+    assert there.score().mean_kept > 0
+    with pytest.raises(UsageError, match="there is no folder"):
+        run.train_phi()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a stage came to."""
+
+    num_steps: int
+    parts: list[float]
+    was_ready: bool = False
+
+
+class TestReadyResult:
+    """A stage that is finished says again what it came to; one that is not makes sure that it can be made."""
+
+    SPEC = ArtifactSpec("train-phi", "r0.10", {"train_phi": {"epochs": 9}}, {"score": "s"}, ("train_phi.epochs",))
+
+    @pytest.fixture
+    def workspace(self, tmp_path: Path) -> Workspace:
+        return Workspace.create(tmp_path / "run", "embedded")
+
+    def finish(self, workspace: Workspace) -> None:
+        with workspace.building(self.SPEC) as build:
+            (build.folder / "x").write_text("x")
+            build.summary.update(num_steps=3, parts=[0.5])
+
+    def test_a_finished_one_is_what_it_came_to_and_was_ready(self, workspace: Workspace) -> None:
+        assert ready_result(workspace, self.SPEC, Figures) is None
+        self.finish(workspace)
+        assert ready_result(workspace, self.SPEC, Figures) == Figures(3, [0.5], was_ready=True)
+
+    @pytest.mark.parametrize(
+        "change", [{"inputs": {"score": "other"}}, {"config": {"train_phi": {"epochs": 3}}}, {"key": "r0.20"}]
+    )
+    def test_one_made_from_other_things_is_not(self, workspace: Workspace, change: dict[str, object]) -> None:
+        self.finish(workspace)
+        assert ready_result(workspace, replace(self.SPEC, **change), Figures) is None  # type: ignore[arg-type]
+
+    def test_one_that_lacks_a_file_is_not(self, workspace: Workspace) -> None:
+        self.finish(workspace)
+        (workspace.folder("train-phi", "r0.10") / "x").unlink()
+        assert ready_result(workspace, self.SPEC, Figures) is None
+
+    def test_what_options_made_is_not_replaced_by_a_command_without_them(self, workspace: Workspace) -> None:
+        self.finish(workspace)
+        forgotten = replace(self.SPEC, config={"train_phi": {"epochs": 8}}, overrides=())
+        with pytest.raises(UsageError, match=r"made with train_phi\.epochs = 9"):
+            ready_result(workspace, forgotten, Figures)
+
+    def test_while_another_works_only_a_finished_one_is_told(self, workspace: Workspace) -> None:
+        self.finish(workspace)
+        with workspace.building(ArtifactSpec("score", "r0.10", {}, {})):
+            assert ready_result(workspace, self.SPEC, Figures) is not None
+            with pytest.raises(BusyError):
+                ready_result(workspace, replace(self.SPEC, key="r0.20"), Figures)

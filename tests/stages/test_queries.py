@@ -1,0 +1,59 @@
+"""The queries' keys and values are kept where there is room, and serve all training."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ccot_cli.stages import query_cache
+from stages.runs import MakeRun, Told, tensors_of
+
+
+def test_queries_that_are_too_large_to_keep_are_run_anew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, fresh = make_run("kept"), make_run("fresh")
+    for run in (kept, fresh):
+        run.precompute()
+        run.score()
+    kept.train_phi()
+    kept.train_psi()
+    monkeypatch.setattr(query_cache, "MOST_BYTES", 1)
+    fresh.train_phi()
+    fresh.train_psi()
+    assert list(kept.workspace.cache.glob("queries-*"))
+    assert not list(fresh.workspace.cache.glob("queries-*"))
+    for stage in ("train-phi", "train-psi"):
+        one, other = (tensors_of(run.workspace.folder(stage, "r0.10")) for run in (kept, fresh))
+        assert one.keys() == other.keys()
+        for name, tensor in one.items():
+            torch.testing.assert_close(tensor, other[name], atol=5e-3, rtol=1e-2)
+
+
+def test_all_training_shares_the_kept_queries(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    told = Told()
+    run.train_phi(told)
+    kept = sorted(run.workspace.cache.iterdir())
+    assert [path.suffix for path in kept] == [".bin", ".bin"]  # training problems and validation's
+    assert sum("queries" in label for label in told.labels) == 2
+    made = {path: path.stat().st_mtime_ns for path in kept}
+    told = Told()
+    first = run.train_psi(told)
+    assert not any("queries" in label for label in told.labels)
+    # Deleted, it is made again, and nothing else changes; what is no whole file is not read.
+    kept[0].unlink()
+    with kept[1].open("ab") as file:
+        file.write(b"xx")
+    weights = load_file(run.workspace.folder("train-psi", "r0.10") / "psi" / "adapter_model.safetensors")
+    shutil.rmtree(run.workspace.folder("train-psi", "r0.10"))
+    assert run.train_psi() == first
+    again = load_file(run.workspace.folder("train-psi", "r0.10") / "psi" / "adapter_model.safetensors")
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    # What was kept for other problems goes when new ones come.
+    run.precompute(**{"data.seed": 1})
+    run.score()
+    run.train_phi()
+    assert len(list(run.workspace.cache.iterdir())) == 2
+    assert not made.keys() & set(run.workspace.cache.iterdir())

@@ -1,0 +1,74 @@
+"""The selected states are those of the selected tokens, however `precompute` stored them."""
+
+from decimal import Decimal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ccot_cli.config import override
+from ccot_cli.data.shards import read_records, shard_paths
+from ccot_cli.models.training.scorer import ScorerTraining
+from ccot_cli.progress import Progress
+from ccot_cli.stages import score
+from stages.runs import MakeRun, same_tensors, stored_problems
+
+
+def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_run: MakeRun) -> None:
+    thick, thin = make_run("thick"), make_run("thin")
+    assert thick.precompute().is_every_index
+    # Room for the scorer's index alone: a fifth of the five indices, and a little.
+    room = sum(path.stat().st_size for path in shard_paths(thick.workspace.folder("precompute"))) / 4 / 1e9
+    assert not thin.precompute(**{"precompute.max_disk": room}).is_every_index
+    for run in (thick, thin):
+        run.score()
+    assert same_tensors(thick.workspace.folder("score", "r0.10"), thin.workspace.folder("score", "r0.10"))
+
+
+def test_selected_states_belong_to_the_selected_tokens(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    full = {record.number: record for record in read_records(run.workspace.folder("precompute"))}
+    problems = stored_problems(run)
+    for record in read_records(run.workspace.folder("score", "r0.10")):
+        source = full[record.number]
+        first = int(source.positions_J[0])
+        rows = [int(position) - first for position in record.positions_J]
+        assert rows[0] == 0
+        assert torch.equal(record.states_JID, source.states_JID[rows])
+        # z_0 is the last query token's.
+        query = problems[record.number].query
+        assert (int(record.token_ids_J[0]), first) == (query[-1], len(query) - 1)
+        assert record.token_ids_J.tolist() == [int(source.token_ids_J[row]) for row in rows]
+
+
+@pytest.mark.parametrize("scorer", ["linear", "mlp"])
+def test_the_learned_selector_gives_the_same_tokens_from_all_indices_or_one(make_run: MakeRun, scorer: str) -> None:
+    changes = {"score.selector": "learned", "score.scorer": scorer, "score.scorer_steps": 3}
+    thick, thin = make_run("thick", **changes), make_run("thin", **changes)
+    thick.precompute()
+    room = sum(path.stat().st_size for path in shard_paths(thick.workspace.folder("precompute"))) / 4 / 1e9
+    thin.precompute(**{"precompute.max_disk": room})
+    kept = [run.score().examples for run in (thick, thin)]
+    assert kept[0] == kept[1]
+    folders = [run.workspace.folder("score", "r0.10") for run in (thick, thin)]
+    assert (folders[0] / "scorer.safetensors").exists()
+    # The decoder beside the scorer has learned; the second pass, which the thin one needs, is of θ without it.
+    assert same_tensors(*folders)
+
+
+def test_one_learned_scorer_serves_all_ratios(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(**{"score.selector": "learned", "score.scorer_steps": 3})
+    run.precompute()
+    run.score()
+    with monkeypatch.context() as patch:
+        patch.setattr(ScorerTraining, "steps", lambda self: pytest.fail("trained again"))
+        score.run(run.workspace, run.settings, Decimal("0.2"), progress=Progress())
+    folders = [run.workspace.folder("score", key) for key in ("r0.10", "r0.20")]
+    scorers = [load_file(folder / "scorer.safetensors") for folder in folders]
+    assert all(torch.equal(each, scorers[1][name]) for name, each in scorers[0].items())
+    longer = override(run.settings, {"score.scorer_steps": 4})
+    score.run(run.workspace, longer, Decimal("0.3"), progress=Progress())
+    other = load_file(run.workspace.folder("score", "r0.30") / "scorer.safetensors")
+    assert not all(torch.equal(each, other[name]) for name, each in scorers[0].items())

@@ -1,0 +1,36 @@
+"""Intervals and tests are those of the textbooks."""
+
+import pytest
+
+from ccot_cli.stages.statistics import interval, mcnemar, student, wilson
+
+
+def test_wilson_intervals_are_those_of_the_textbook() -> None:
+    share = wilson(8, 10)
+    assert (share.low, share.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert wilson(0, 10).low == 0
+    assert wilson(10, 10).high == pytest.approx(1)
+
+
+def test_intervals_are_over_problems_and_over_seeds_where_there_are_several() -> None:
+    assert interval([0.8], 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    # Mean 0.5, standard deviation 0.1, three seeds: 0.5 ± 4.303 * 0.1 / sqrt(3), the problems being very many.
+    found = interval([0.4, 0.5, 0.6], 10**8)
+    assert found == (pytest.approx(0.2516, abs=1e-3), pytest.approx(0.7484, abs=1e-3))
+    # Wilson's half of 5 in 10 is 0.2634: 0.5 ± hypot(0.2484, 0.2634).
+    found = interval([0.4, 0.5, 0.6], 10)
+    assert found == (pytest.approx(0.1379, abs=1e-3), pytest.approx(0.8621, abs=1e-3))
+    # Seeds that agree answered the same problems.
+    assert interval([1.0, 1.0, 1.0], 100) == (pytest.approx(0.9630, abs=1e-4), 1.0)
+    assert interval([0.85, 0.85], 200) == pytest.approx(interval([0.85], 200))
+    # Of the table, and of the expansion beyond it.
+    quantiles = {1: 12.706, 9: 2.262, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
+    assert {freedom: student(freedom) for freedom in quantiles} == pytest.approx(quantiles, abs=1e-3)
+
+
+def test_mcnemar_is_the_sign_test_on_what_differs() -> None:
+    assert mcnemar(0, 0) == 1
+    assert mcnemar(5, 5) == 1
+    assert mcnemar(0, 5) == pytest.approx(2 / 32)
+    assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(2 * (1 + 8) / 256)
+    assert mcnemar(900, 100) < 1e-100

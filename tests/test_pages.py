@@ -1,0 +1,37 @@
+"""The pages say what the code says: commands, fields, tests and files by their names."""
+
+import re
+from dataclasses import fields
+
+from examples.scripts import ROOT, script
+
+from ccot_cli.models.methods.loading import Traits
+from ccot_cli.models.methods.method import Reply
+from ccot_cli.stages.ask import AskResult
+from ccot_cli.stages.evaluate import EvalResult, EvalRow, Pair
+from ccot_cli.stages.statistics import Proportion
+
+
+def test_the_page_of_commands_is_what_their_help_says() -> None:
+    page = ROOT / "docs" / "cli.md"
+    assert page.read_text(encoding="utf-8") == script("../docs/cli.py").text(), "make docs"
+
+
+def test_what_the_documents_point_to_is_there() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    tests = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 20
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+    files = set(re.findall(r"`((?:models|tensors|stages|data|cli)/[\w/]+\.py)`", text))
+    assert len(files) > 20
+    assert {name for name in files if not (ROOT / "src" / "ccot_cli" / name).is_file()} == set()
+
+
+def test_the_page_of_fields_has_all_that_ask_and_eval_print() -> None:
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    asked, evaluated = page.split("## `ccot eval`")
+    printed = {field.name for field in fields(AskResult)} - {"text"}
+    assert {name for name in printed if f"`{name}`" not in asked} == set()
+    printed = {field.name for kind in (EvalResult, EvalRow, Proportion, Pair, Traits, Reply) for field in fields(kind)}
+    assert {name for name in printed if f"`{name}`" not in evaluated and f"`.{name}`" not in evaluated} == set()

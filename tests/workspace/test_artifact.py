@@ -1,0 +1,102 @@
+"""A manifest says what an artifact is, and finds it out when a file is no longer that."""
+
+from pathlib import Path
+
+import pytest
+
+from ccot_cli.config import Settings, override, stage_config
+from ccot_cli.errors import CorruptError
+from ccot_cli.workspace.artifact import FORMAT, ArtifactSpec
+from ccot_cli.workspace.workspace import Workspace
+from workspace.making import CONFIG, asked, edit_manifest, interrupt, make
+
+
+def test_a_finished_artifact_records_every_file_and_its_hash(workspace: Workspace) -> None:
+    artifact = make(workspace, overrides=("data.limit",))
+    manifest = artifact.manifest
+    assert {name: record.size for name, record in manifest.files.items()} == {"a.txt": 1, "sub/b.txt": 1}
+    assert manifest.files["a.txt"].sha256 == "559aead08264d5795d3909718cdd05abd49572e84fe55590eef31a88a08fdffd"
+    assert (manifest.format, manifest.stage, manifest.key) == (FORMAT, "precompute", None)
+    assert (manifest.config, manifest.overrides, manifest.summary) == (CONFIG, ("data.limit",), {"files": 2})
+    assert set(manifest.versions) == {"ccot", "python", "torch", "transformers", "peft"}
+    assert artifact.num_bytes == 2
+    assert not list(artifact.damaged())
+
+
+def test_the_fingerprint_is_that_of_the_request_and_the_bytes(workspace: Workspace) -> None:
+    first = make(workspace).fingerprint
+    assert make(workspace, overrides=("data.limit",)).fingerprint == first
+    assert make(workspace, files={"a.txt": "other"}).fingerprint != first
+    assert make(workspace, inputs={"model": "m"}).fingerprint != first
+
+
+class TestRequest:
+    """Whether two artifacts are made from the same things."""
+
+    def spec(self, **changes: object) -> ArtifactSpec:
+        return asked(config=stage_config(override(Settings(), changes), "precompute"), inputs={"model": "m"})
+
+    @pytest.mark.parametrize("place", [{"model.name": "/there/model"}, {"data.source": "/there/data.jsonl"}])
+    def test_where_files_lie_does_not_count(self, place: dict[str, object]) -> None:
+        # What they hold is among the inputs.
+        assert self.spec(**place) != self.spec()
+        assert self.spec(**place).request == self.spec().request
+
+    @pytest.mark.parametrize("change", [{"data.limit": 5}, {"data.subset": "main"}, {"model.revision": "main"}])
+    def test_other_settings_do(self, change: dict[str, object]) -> None:
+        assert self.spec(**change).request != self.spec().request
+
+    def test_inputs_do_by_name_and_fingerprint(self) -> None:
+        requests = {asked(inputs=inputs).request for inputs in ({}, {"model": "a"}, {"model": "b"}, {"problems": "a"})}
+        assert len(requests) == 4
+
+    def test_what_was_typed_and_the_key_do_not(self) -> None:
+        assert asked(overrides=("data.limit",)).request == asked().request
+        assert asked("score", "r0.10").request == asked("score", "r0.20").request
+
+    def test_a_manifest_knows_what_it_was_asked_to_be(self, workspace: Workspace) -> None:
+        made = make(workspace, inputs={"model": "m"}, overrides=("data.limit",))
+        wanted = asked(inputs={"model": "m"}, overrides=("data.limit",))
+        assert made.manifest.spec == wanted
+        assert Workspace.open(workspace.root).require("precompute").manifest.spec.request == wanted.request
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            (None, "is missing"),
+            ("", "holds 0 bytes instead of 1"),
+            ("A ", "holds 2 bytes instead of 1"),
+            ("B", "does not hold the bytes that were written"),
+        ],
+    )
+    def test_a_damaged_file_is_named(self, workspace: Workspace, text: str | None, reason: str) -> None:
+        artifact = make(workspace)
+        path = artifact.folder / "a.txt"
+        path.unlink() if text is None else path.write_text(text)
+        assert list(artifact.damaged()) == [(path, reason)]
+
+    @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"format": "1"}', b"\xff", b'{"format": 1}'])
+    def test_an_unreadable_manifest_is_named(self, workspace: Workspace, text: bytes) -> None:
+        path = make(workspace).folder / "manifest.json"
+        path.write_bytes(text)
+        for read in (workspace.artifact, workspace.state, workspace.require):
+            with pytest.raises(CorruptError, match=r"precompute/manifest\.json cannot be read"):
+                read("precompute")
+
+    def test_a_later_format_is_refused_with_the_version_that_wrote_it(self, workspace: Workspace) -> None:
+        artifact = make(workspace)
+        edit_manifest(artifact, format=FORMAT + 1, versions={"ccot": "9.0"}, files="of a kind not known yet")
+        with pytest.raises(CorruptError, match=r"was written by a newer ccot, 9\.0"):
+            interrupt(workspace)
+        assert (artifact.folder / "a.txt").exists()
+
+    @pytest.mark.parametrize("name", ["../../ccot.yaml", "/etc/hostname", "link"])
+    def test_a_file_outside_the_folder_is_never_read(self, workspace: Workspace, name: str, tmp_path: Path) -> None:
+        artifact = make(workspace)
+        (tmp_path / "secret").write_text("A")
+        (artifact.folder / "link").symlink_to(tmp_path / "secret")
+        edit_manifest(artifact, files={name: {"sha256": artifact.manifest.files["a.txt"].sha256, "size": 1}})
+        with pytest.raises(CorruptError, match="leads out of"):
+            list(workspace.require("precompute").damaged())

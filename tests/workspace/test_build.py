@@ -1,0 +1,191 @@
+"""An artifact exists once it is finished; until then an attempt keeps what it has done."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ccot_cli.config import stage_config
+from ccot_cli.files import sha256_of
+from ccot_cli.workspace.workspace import State, Workspace
+from workspace.making import CONFIG, asked, interrupt, make
+
+
+def test_it_does_not_exist_before_it_is_finished(workspace: Workspace) -> None:
+    with workspace.building(asked()):
+        assert workspace.artifact("precompute") is None
+    assert workspace.artifact("precompute") is not None
+
+
+def test_scratch_and_partial_files_are_no_part_of_it(workspace: Workspace) -> None:
+    with workspace.building(asked()) as build:
+        build.scratch("checkpoint").write_text("x")
+        build.scratch("never-written")
+        (build.folder / "y.part").touch()
+        (build.folder / "z").touch()
+    artifact = workspace.require("precompute")
+    assert list(artifact.manifest.files) == ["z"]
+    assert sorted(path.name for path in artifact.folder.iterdir()) == ["manifest.json", "y.part", "z"]
+
+
+def test_an_interrupted_attempt_leaves_its_files_and_the_same_work_resumes(workspace: Workspace) -> None:
+    assert interrupt(workspace) is False
+    assert workspace.state("precompute") == State("missing", "interrupted; the same command resumes it")
+    with workspace.building(asked()) as build:
+        assert build.is_resumed
+        assert (build.folder / "a.txt").read_text() == "half"
+
+
+@pytest.mark.parametrize("change", [{"inputs": {"model": "other"}}, {"config": {"data": {"limit": 1}}}])
+def test_other_work_starts_from_an_empty_folder(workspace: Workspace, change: dict[str, Any]) -> None:
+    interrupt(workspace)
+    with workspace.building(asked(**change)) as build:
+        assert not build.is_resumed
+        assert [path.name for path in build.folder.iterdir()] == ["building.json"]
+
+
+def test_an_interrupted_attempt_of_another_kind_is_not_resumed(workspace: Workspace) -> None:
+    interrupt(workspace)
+    assert interrupt(workspace, inputs={"model": "other"}) is False
+    assert interrupt(workspace) is False
+
+
+def test_an_artifact_stays_in_use_until_another_takes_its_place(workspace: Workspace) -> None:
+    first = make(workspace)
+    interrupt(workspace, inputs={"model": "other"})
+    assert workspace.artifact("precompute") == first
+    assert not list(first.damaged())
+    assert workspace.ready(asked()) == first
+    with workspace.building(asked(inputs={"model": "other"})) as build:
+        assert build.is_resumed
+        assert (build.folder / "a.txt").read_text() == "half"
+        assert workspace.artifact("precompute") == first
+    second = workspace.require("precompute")
+    assert list(second.manifest.files) == ["a.txt"]
+    assert sorted(path.name for path in second.folder.iterdir()) == ["a.txt", "manifest.json"]
+    assert [path.name for path in workspace.root.glob("precompute*")] == ["precompute"]
+
+
+@pytest.mark.parametrize("rename", [1, 2])
+def test_a_kill_while_one_takes_anothers_place_loses_neither(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, rename: int
+) -> None:
+    make(workspace, "train-phi", "r0.10")
+    calls, move = [], Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) == rename:
+            raise KeyboardInterrupt
+        return move(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(workspace, "train-phi", "r0.10", inputs={"score": "other"}, files={"c.txt": "C"})
+    left = workspace.artifact("train-phi", "r0.10")
+    assert (left is not None) == (rename == 1)
+    assert left is None or not list(left.damaged())
+    config = stage_config(workspace.settings, "train-phi")
+    with workspace.building(asked("train-phi", "r0.10", config=config, inputs={"score": "other"})) as build:
+        assert build.is_resumed
+        assert (build.folder / "c.txt").read_text() == "C"
+    assert list(workspace.require("train-phi", "r0.10").manifest.files) == ["c.txt"]
+    assert workspace.finished("train-phi") == ["r0.10"]
+    assert [path.name for path in (workspace.root / "train-phi").iterdir()] == ["r0.10"]
+
+
+def test_a_sound_artifact_is_rebuilt_from_nothing(workspace: Workspace) -> None:
+    make(workspace)
+    with workspace.building(asked()) as build:
+        assert not build.is_resumed
+
+
+@pytest.mark.parametrize("damage", ["X", "longer", None])
+def test_only_the_damaged_file_is_made_again(workspace: Workspace, damage: str | None) -> None:
+    damaged = make(workspace).folder / "a.txt"
+    damaged.unlink() if damage is None else damaged.write_text(damage)
+    with workspace.building(asked()) as build:
+        assert build.is_resumed
+        assert sorted(path.name for path in build.folder.iterdir()) == ["building.json", "sub"]
+        assert (build.folder / "sub" / "b.txt").read_text() == "B"
+
+
+@pytest.mark.parametrize(
+    ("is_replaced", "write"),
+    [*((False, write) for write in range(1, 9)), *((True, write) for write in range(1, 10))],
+)
+def test_a_kill_at_any_flush_leaves_no_artifact_or_a_whole_one(
+    workspace: Workspace, is_replaced: bool, write: int
+) -> None:
+    if is_replaced:
+        make(workspace)
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from ccot_cli.workspace.artifact import ArtifactSpec; from ccot_cli.workspace.workspace import Workspace\n"
+        "left = int(sys.argv[1]); fsync = os.fsync\n"
+        "def count(descriptor):\n"
+        "    global left; left -= 1\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if not left else fsync(descriptor)\n"
+        "os.fsync = count\n"
+        "with Workspace.open(Path('my-run')).building(ArtifactSpec('precompute', None, {}, {})) as build:\n"
+        "    (build.folder / 'a').write_text('A')\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(write)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    if (artifact := workspace.artifact("precompute")) is not None:
+        assert not list(artifact.damaged())
+    # Until the new one takes its place the old one is there; then the new one is whole, but for its manifest.
+    assert artifact is not None or not is_replaced or (workspace.folder("precompute") / "a").read_text() == "A"
+    with workspace.building(asked(config={})) as build:
+        (build.folder / "a").write_text("A")
+    assert list(workspace.require("precompute").manifest.files) == ["a"]
+    assert [path.name for path in workspace.root.glob("precompute*")] == ["precompute"]
+
+
+def test_ready_only_for_the_same_config_and_inputs_and_whole_files(workspace: Workspace) -> None:
+    artifact, wanted = make(workspace, inputs={"model": "m"}), asked(inputs={"model": "m"})
+    assert workspace.ready(wanted) == workspace.matching(wanted) == artifact
+    for other in (
+        asked(inputs={"model": "other"}),
+        asked(config={}, inputs={"model": "m"}),
+        asked("score", "r0.10", inputs={"model": "m"}),
+    ):
+        assert workspace.ready(other) is None
+        assert workspace.matching(other) is None
+    (artifact.folder / "a.txt").write_text("longer")
+    assert workspace.ready(wanted) is None
+    assert workspace.matching(wanted) == artifact, "whether it is whole is another question"
+
+
+def test_clearing_a_folder_removes_a_link_and_not_what_it_points_to(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x").touch()
+    (make(workspace).folder / "link").symlink_to(tmp_path / "elsewhere")
+    make(workspace)
+    assert (tmp_path / "elsewhere" / "x").exists()
+    assert not (workspace.folder("precompute") / "link").exists()
+
+
+def test_a_noted_file_is_hashed_once_unless_it_changes(workspace: Workspace) -> None:
+    with workspace.building(asked("eval", "run")) as build:
+        for name in ("kept", "changed", "other"):
+            (build.folder / name).write_text(name)
+        kept, changed = build.folder / "kept", build.folder / "changed"
+        build.hash_early(kept)
+        build.hash_early(changed)
+        before, noted = kept.stat(), sha256_of(kept)
+        # A change that neither its size nor its time shows is found by no one but who reads the file once more.
+        kept.write_text("KEPT")
+        os.utime(kept, ns=(before.st_atime_ns, before.st_mtime_ns))
+        changed.write_text("something else")
+    made = workspace.require("eval", "run")
+    assert made.manifest.files["kept"].sha256 == noted
+    assert made.manifest.files["changed"].sha256 == sha256_of(made.folder / "changed")
+    assert made.manifest.files["other"].sha256 == sha256_of(made.folder / "other")
+    (made.folder / "kept").write_text("kept")
+    assert not list(made.damaged())
