@@ -94,7 +94,7 @@ def _refuse_mixed(func: Any, args: Any, tensors: list[Tensor]) -> None:
 
 
 def _move_adapter(model: nn.Module, name: str) -> None:
-    """Bring an adapter to where θ is; PEFT does so itself for devices other than this."""
+    """Move an adapter to θ's device; PEFT does so itself for devices other than this."""
     for module in model.modules():
         if isinstance(module, LoraLinear):
             module.lora_A[name].to(module.get_base_layer().weight.device)

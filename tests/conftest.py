@@ -131,7 +131,7 @@ class Offloaded:
         self._home = [self._places(number) for number in range(len(self._layers))]
         self.most_away = 0
         for layer in self._layers:
-            layer.register_forward_pre_hook(lambda *_: self._look())
+            layer.register_forward_pre_hook(lambda *_: self._check())
             layer.register_forward_hook(self._await_gradient)
 
     def _places(self, number: int) -> list[int]:
@@ -141,14 +141,14 @@ class Offloaded:
     def num_away(self) -> int:
         return sum(self._places(number) != home for number, home in enumerate(self._home))
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self.most_away = max(self.most_away, self.num_away)
         assert self.num_away, "a layer computes where it rests"
 
     def _await_gradient(self, _module: nn.Module, _inputs: object, output: torch.Tensor | tuple[torch.Tensor]) -> None:
         states = output[0] if isinstance(output, tuple) else output
         if states.requires_grad:
-            states.register_hook(lambda _: self._look())
+            states.register_hook(lambda _: self._check())
 
 
 def encoded_problems(theta: Theta, count: int) -> list[EncodedProblem]:

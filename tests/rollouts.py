@@ -1,4 +1,4 @@
-"""Rollouts of a few short queries, and classifiers that say END where a test wants it."""
+"""Rollouts of a few short queries, and classifiers that say END after the tokens that a test chooses."""
 
 from collections.abc import Callable
 from itertools import count as counting

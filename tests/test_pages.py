@@ -23,7 +23,7 @@ def test_what_the_documents_point_to_is_there() -> None:
     named = set(re.findall(r"`(test_\w+)`", text))
     assert len(named) > 20
     assert {name for name in named if f"def {name}(" not in tests} == set()
-    files = set(re.findall(r"`((?:models|tensors|stages|data|cli)/[\w/]+\.py)`", text))
+    files = set(re.findall(r"`((?:models|tensors|stages|data|cli|workspace)/[\w/]+\.py)`", text))
     assert len(files) > 20
     assert {name for name in files if not (ROOT / "src" / "ccot_cli" / name).is_file()} == set()
 

@@ -37,7 +37,7 @@ def test_a_number_written_as_1e_4_is_a_number(tmp_path: Path) -> None:
         ("zzz: 1", "line 1: no setting is called zzz", "there are ratios, model, data, precompute, score"),
         ("data:\n  limit: many", "line 2: data.limit: input should be a valid integer", ""),
         ("data: 3", "line 1: data: input should be a valid dictionary", ""),
-        ("data:\n  chain_column: x", "line 1: data: chain_column and answer_column go together", ""),
+        ("data:\n  chain_column: x", "line 1: data: chain_column and answer_column belong together", ""),
         ("- 1", "line 1: settings: input should be a valid dictionary", ""),
         ("\nratios: [0.1, 2]", "line 2: ratios.1: a ratio lies between 0 and 1, 2 does not", ""),
         ("train_phi:\n  learning_rate: .nan", "line 2: train_phi.learning_rate: input should be", ""),

@@ -266,7 +266,7 @@ def main(
 
 
 def draw(means: dict[Cell, float], path: Path) -> None:
-    """Plot accuracy by M at K = 2 and by K at M = 1, a line for each kind of token (dotted: answers alone taught)."""
+    """Plot accuracy by M at K = 2 and by K at M = 1, a line for each kind of token, dotted for answers alone."""
     from matplotlib import pyplot
 
     figure, both = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")

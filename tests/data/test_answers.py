@@ -50,7 +50,7 @@ def test_against_gsm8ks_official_reader_on_every_reference_solution() -> None:
         ("", None),
     ],
 )
-def test_the_answer_stands_after_the_last_marker(text: str, answer: str | None) -> None:
+def test_the_answer_comes_after_the_last_marker(text: str, answer: str | None) -> None:
     assert read_answer(text) == answer
 
 
@@ -70,7 +70,7 @@ def test_the_answer_stands_after_the_last_marker(text: str, answer: str | None) 
         ("", None),
     ],
 )
-def test_the_last_number_is_read_where_there_is_no_marker(text: str, number: str | None) -> None:
+def test_the_last_number_is_read_if_there_is_no_marker(text: str, number: str | None) -> None:
     assert read_last_number(text) == number
 
 
@@ -123,7 +123,7 @@ def test_other_answers_are_wrong(prediction: str, reference: str) -> None:
 
 
 @pytest.mark.parametrize("prediction", ["42 pens", "42. It is", "$42.00 in all", " 42\n43", "42 43"])
-def test_words_after_a_number_do_not_count_where_a_number_is_wanted(prediction: str) -> None:
+def test_words_after_a_number_do_not_count_if_a_number_is_wanted(prediction: str) -> None:
     assert is_correct(prediction, "42")
     assert not is_correct("42", prediction)
     assert not is_correct(prediction, "43")

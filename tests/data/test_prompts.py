@@ -56,7 +56,7 @@ def test_the_query_of_a_problem_is_the_query_of_its_question(encoder: Encoder) -
     assert encoder.problem(PROBLEM).query == encoder.query(PROBLEM.question)
 
 
-def test_the_template_stands_around_the_question(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_template_surrounds_the_question(tokenizer: PreTrainedTokenizerFast) -> None:
     encoder = Encoder(tokenizer, Template(prompt="Q: {question}\nA:", answer_marker="\nSo:"))
     assert text_of(encoder, encoder.query("why")) == "<s>Q: why\nA:"
     assert text_of(encoder, encoder.answer_marker) == "\nSo:"

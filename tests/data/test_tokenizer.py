@@ -32,7 +32,7 @@ def test_every_number_below_1000_is_one_token_alone_and_after_a_space(tokenizer:
         assert len(ids_of(tokenizer, f" {number}")) == 1
 
 
-def test_a_number_is_the_same_token_whatever_stands_beside_it(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_number_is_the_same_token_whatever_is_next_to_it(tokenizer: PreTrainedTokenizerFast) -> None:
     (alone,), (spaced,) = ids_of(tokenizer, "42"), ids_of(tokenizer, " 42")
     for text in ("$42", "42.", "42+", "=42", "x42", "42x"):
         assert alone in ids_of(tokenizer, text)

@@ -106,7 +106,7 @@ def test_splits_share_no_question_and_no_families_with_the_same_numbers(
 
 
 def test_equal_questions_have_equal_solutions_and_signatures() -> None:
-    # Else a question could stand in two splits.
+    # Otherwise a question could be in two splits.
     solutions: dict[str, WordProblem] = {}
     for seed in range(300):
         for problem in take(30, seed=seed, min_steps=1, max_steps=1):
@@ -114,7 +114,7 @@ def test_equal_questions_have_equal_solutions_and_signatures() -> None:
     assert len(solutions) < 300 * 30
 
 
-def test_every_annotation_is_right_and_repeats_what_stands_around_it(problems: list[WordProblem]) -> None:
+def test_every_annotation_is_right_and_repeats_the_text_around_it(problems: list[WordProblem]) -> None:
     for problem in problems:
         found = ANNOTATED.findall(problem.solution)
         assert len(found) == problem.solution.count("<<") == problem.solution.count(">>")
@@ -145,7 +145,7 @@ def test_each_step_is_one_line_of_the_chain_and_one_family(problems: list[WordPr
         assert len(chain.splitlines()) == len(problem.families) == problem.num_steps
 
 
-def test_every_family_occurs_where_nothing_limits_it() -> None:
+def test_every_family_occurs_if_nothing_limits_it() -> None:
     assert {family for problem in take(2500, limits=WIDE) for family in problem.families} == {*FAMILIES, *CLOSING}
 
 

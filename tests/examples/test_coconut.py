@@ -3,6 +3,7 @@
 from decimal import Decimal
 
 import pytest
+import torch
 from examples.scripts import script
 
 
@@ -25,7 +26,7 @@ def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(mo
     chain = check.ChainMethod(check.Adapters(theta), check.MOST_TOKENS)
     assert check.accuracy(chain, train) > 0.9
     before = {name: each.clone() for name, each in theta.model.named_parameters()}
-    for coconut in (check.Coconut(), check.Staged(), check.Unstaged()):
+    for coconut in (check.CoconutRecipe(), check.Staged(), check.Unstaged()):
         method, steps = check.train_coconut(theta, encoded, check.COURSE, coconut)
         assert steps == 4
         # All weights learn where they should, those of a copy.

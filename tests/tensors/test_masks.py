@@ -30,5 +30,3 @@ def test_a_token_attends_to_real_tokens_up_to_itself() -> None:
 def test_a_sliding_window_counts_real_tokens() -> None:
     mask = torch.tensor([[True, False, True, True]])
     assert causal_mask(mask, 1, window=2)[0, 0].int().tolist() == [[0, 0, 1, 1]]
-
-

@@ -75,7 +75,7 @@ class TestFinding:
 
     @pytest.mark.parametrize(("stage", "key"), [("nothing", None), ("score", ".."), ("score", "a/b"), ("score", "")])
     def test_a_name_that_is_no_place_is_refused(self, workspace: Workspace, stage: str, key: str | None) -> None:
-        with pytest.raises(ValueError, match="no place for"):
+        with pytest.raises(ValueError, match="no folder for"):
             workspace.folder(stage, key)
 
 

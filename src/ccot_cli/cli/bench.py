@@ -25,7 +25,7 @@ def bench(
         typer.Option(
             "--shape",
             metavar="SHAPE",
-            help="Time a random Llama instead of the trained model: LAYERSxWIDTH, such as 16x512, or llama2-7b.",
+            help="Time a random Llama instead of the base model: LAYERSxWIDTH, such as 16x512, or llama2-7b.",
             rich_help_panel=WHAT,
         ),
     ] = None,

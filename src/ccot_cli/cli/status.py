@@ -125,7 +125,7 @@ _NOT_SHOWN = ("batch_tokens", "num_bytes", "ratio", "seconds")
 
 
 def _figure(name: str, value: object) -> str:
-    """Show `num_shards=94` as `94 shards`, `train_loss=0.123` as `train loss 0.123`, and other kinds of values not."""
+    """Show `num_shards=94` as `94 shards`, `train_loss=0.123` as `train loss 0.123`, a list or dict as nothing."""
     words = name.removeprefix("num_").replace("_", " ")
     match value:
         case bool() | None | dict() | list():

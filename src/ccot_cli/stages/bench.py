@@ -1,8 +1,10 @@
-"""How fast contemplation tokens are, against the explicit chain and transformers' own `generate`.
+"""Time contemplation tokens against the explicit chain and transformers' own `generate`.
 
-Lengths are fixed, END comes after k tokens whatever the states are and is foretold without error, and every method does
-the same work each time. The methods take turns within a repeat, so that what slows the machine slows all of them;
-ratios are formed within a repeat, and their median is what counts.
+Lengths are fixed. END comes after k tokens whatever the states are, and its hint is always right. So every method does
+the same work in every round. The methods take turns within a round, so that whatever slows the machine slows all of
+them. Ratios are taken within a round, and their median is reported.
+
+Dimensions: B batch, T tokens of a pass, D width.
 """
 
 import platform
@@ -34,7 +36,7 @@ WARM_UPS = 1
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of every question."""
+    """Numbers of tokens, the same for every question."""
 
     query: int = 100
     chain: int = 120
@@ -43,7 +45,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Timing:
-    """One method at one batch size; seconds of a whole batch."""
+    """Times of one method at one batch size, in seconds per batch."""
 
     method: str
     ratio: float
@@ -51,28 +53,29 @@ class Timing:
     tokens: int
     """Tokens between query and answer."""
     seconds: list[float]
-    """By repeat."""
+    """By round."""
     median: float
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Two things of one run, one over the other."""
+class TimeRatio:
+    """Ratio of two times, taken in every round."""
 
     name: str
     batch: int
     median: float
     low: float
+    """Smallest of all rounds."""
     high: float
-    """Least and greatest of the repeats."""
+    """Largest of all rounds."""
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All timings and what follows from them."""
+    """All times and their ratios, and what they were measured with."""
 
     timings: list[Timing]
-    ratios: list[Ratio]
+    ratios: list[TimeRatio]
     model: str
     num_layers: int
     autoregressive_layer: int
@@ -100,11 +103,14 @@ def run(
     """Time every method at every batch size.
 
     Args:
-        shape: A random model's; None takes the settings' model.
+        shape: Shape of a random model, such as `16x512`; None takes the settings' model.
+        ratios: Compression ratios of CCoT.
+        batches: Batch sizes.
         layer: Autoregressive layer l; half the depth by default.
+        repeats: Timed rounds, after one round to warm up.
 
     Raises:
-        UsageError: for a shape or a model that cannot be had, or a layer that it does not have.
+        UsageError: if the shape is impossible, the model cannot be loaded, or it has no such layer.
     """
     if shape:
         device = resolve_device(settings.model.device)
@@ -117,7 +123,7 @@ def run(
         raise UsageError(f"{theta.name} has {theta.num_layers} layers", fix=f"--layer {theta.num_layers} or below")
     adapters = _adapters(theta, settings)
     timings: list[Timing] = []
-    found: list[Ratio] = []
+    time_ratios: list[TimeRatio] = []
     with progress.task("timing", total=len(batches) * (repeats + WARM_UPS), unit="rounds") as advance:
         for batch in batches:
             bench = _Bench(adapters, batch, lengths, layer, ratios)
@@ -128,10 +134,10 @@ def run(
                     rounds.pop()
                 advance()
             timings += bench.timings(rounds)
-            found += bench.ratios(rounds)
+            time_ratios += bench.ratios(rounds)
     return BenchResult(
         timings=timings,
-        ratios=found,
+        ratios=time_ratios,
         model=theta.name,
         num_layers=theta.num_layers,
         autoregressive_layer=layer,
@@ -156,29 +162,35 @@ Phases = dict[str, float]
 
 
 class _EndAt:
-    """Says END after a number of tokens, for whatever states, and foretells it without error.
+    """An END that stops after a fixed number of tokens whatever the states are, with a hint that is always right.
 
-    It computes what a real END does, which says nothing, so that it takes as long.
+    It also computes a real END that never stops, so that it takes as long.
+
+    Args:
+        count: Number of tokens.
+        silent: The END that never stops.
     """
 
     def __init__(self, count: int, silent: End) -> None:
-        self._unseen = self._left = count
+        self._left_for_hint = self._left = count
         self._silent = silent
 
     def __call__(self, last_BTD: torch.Tensor) -> torch.Tensor:
-        found_BT = self._silent(last_BTD)
-        if 0 < self._left <= found_BT.shape[1]:
-            found_BT[:, self._left - 1] = True
-        self._left -= found_BT.shape[1]
-        return found_BT
+        """Tell for each of the next T tokens whether it is END: B, T."""
+        is_end_BT = self._silent(last_BTD)
+        if 0 < self._left <= is_end_BT.shape[1]:
+            is_end_BT[:, self._left - 1] = True
+        self._left -= is_end_BT.shape[1]
+        return is_end_BT
 
     def chance(self, lower_BD: torch.Tensor) -> torch.Tensor:
-        self._unseen -= 1
-        return self._silent.chance(lower_BD) + float(self._unseen == 0)
+        """Return the hint for the next token: 1 if it is END, else 0: B."""
+        self._left_for_hint -= 1
+        return self._silent.chance(lower_BD) + float(self._left_for_hint == 0)
 
 
 class _Bench:
-    """The methods at one batch size. Names: `generate`, `cot`, `direct`, and `ccot r` for each ratio."""
+    """The methods at one batch size, by name: `generate`, `cot`, `direct`, and `ccot r` for each ratio r."""
 
     def __init__(self, adapters: Adapters, batch: int, lengths: Lengths, layer: int, ratios: Sequence[Decimal]) -> None:
         theta = adapters.theta
@@ -196,15 +208,15 @@ class _Bench:
 
     @property
     def _written(self) -> int:
-        """Tokens of an explicit chain with its answer."""
+        """Number of tokens of an explicit chain with its answer."""
         return self.lengths.chain + self.lengths.answer
 
     @torch.no_grad()
     def _generate(self) -> Phases:
-        """Transformers' own greedy decoding of the chain, on the bare model."""
+        """Time transformers' own greedy decoding of chain and answer, on the model without adapters."""
         self.adapters.use(None)
         ids = torch.tensor(self.queries, device=self.theta.device)
-        asked = GenerationConfig(
+        config = GenerationConfig(
             max_new_tokens=self._written,
             min_new_tokens=self._written,
             do_sample=False,
@@ -212,11 +224,13 @@ class _Bench:
             pad_token_id=self.theta.pad_id,
         )
         clock = Clock(self.theta.device)
-        self.theta.model.generate(inputs=ids, attention_mask=torch.ones_like(ids), generation_config=asked)  # type: ignore[operator]
+        mask = torch.ones_like(ids)
+        self.theta.model.generate(inputs=ids, attention_mask=mask, generation_config=config)  # type: ignore[operator]
         return {"total": clock.lap()}
 
     @torch.no_grad()
     def _chain(self) -> Phases:
+        """Time our decoding of chain and answer, with θ."""
         clock = Clock(self.theta.device)
         queries = [query[:-1] for query in self.queries]
         sequence = read_query(self.adapters, queries)
@@ -228,7 +242,7 @@ class _Bench:
 
     @torch.no_grad()
     def _ccot(self, count: int) -> Phases:
-        """Contemplation tokens and the answer; without any, the answer at once."""
+        """Time contemplation tokens and the answer; with a count of 0, the answer alone."""
         clock = Clock(self.theta.device)
         sequence, first_BD = encode_query(self.adapters, self.queries, layer=self.layer)
         prefill, contemplation = clock.lap(), 0.0
@@ -258,43 +272,34 @@ class _Bench:
         return {"prefill": prefill, "contemplation": contemplation, "answer": answer, "total": total}
 
     def timings(self, rounds: list[dict[str, Phases]]) -> list[Timing]:
+        """Collect the total time of every method in every round."""
         ratio_of = {f"ccot {ratio:f}": ratio for ratio in self.counts} | {"direct": Decimal(0)}
         timings = []
         for name in self.work:
-            seconds = [each[name]["total"] for each in rounds]
+            seconds = [phases[name]["total"] for phases in rounds]
             ratio = ratio_of.get(name, Decimal(1))
             tokens = self.counts.get(ratio, 0 if name == "direct" else self.lengths.chain)
-            timings.append(
-                Timing(
-                    name.split()[0],
-                    float(ratio),
-                    self.batch,
-                    tokens,
-                    seconds,
-                    statistics.median(seconds),
-                )
-            )
+            method = name.split()[0]
+            timings.append(Timing(method, float(ratio), self.batch, tokens, seconds, statistics.median(seconds)))
         return timings
 
-    def ratios(self, rounds: list[dict[str, Phases]]) -> list[Ratio]:
-        """Within each round: chain over generate, chain over CCoT, and one contemplation token over one decoded one."""
-        pairs: list[tuple[str, Callable[[dict[str, Phases]], float]]] = [
-            ("generate / cot", lambda each: each["generate"]["total"] / each["cot"]["total"])
-        ]
+    def ratios(self, rounds: list[dict[str, Phases]]) -> list[TimeRatio]:
+        """Compute ratios of times within each round.
+
+        They are `generate` over our chain; and for every r our chain over CCoT, and the time of one contemplation token
+        over that of one token of `generate`.
+        """
+        totals = {name: [phases[name]["total"] for phases in rounds] for name in self.work}
+        # `generate` does not report its prefill, so that of our chain is subtracted.
+        generated = [(phases["generate"]["total"] - phases["cot"]["prefill"]) / self._written for phases in rounds]
+        ratios = [self._ratio("generate / cot", totals["generate"], totals["cot"])]
         for ratio, count in self.counts.items():
             name = f"ccot {ratio:f}"
-            pairs.append((f"cot / {name}", lambda each, name=name: each["cot"]["total"] / each[name]["total"]))  # type: ignore[misc]
-            pairs.append(
-                (
-                    f"a token of {name} / a token of generate",
-                    lambda each, name=name, count=count: (  # type: ignore[misc]
-                        (each[name]["contemplation"] / count)
-                        / ((each["generate"]["total"] - each["cot"]["prefill"]) / self._written)
-                    ),
-                )
-            )
-        found = []
-        for label, ratio_of in pairs:
-            values = [ratio_of(each) for each in rounds]
-            found.append(Ratio(label, self.batch, statistics.median(values), min(values), max(values)))
-        return found
+            contemplated = [phases[name]["contemplation"] / count for phases in rounds]
+            ratios.append(self._ratio(f"cot / {name}", totals["cot"], totals[name]))
+            ratios.append(self._ratio(f"a token of {name} / a token of generate", contemplated, generated))
+        return ratios
+
+    def _ratio(self, name: str, numerators: list[float], denominators: list[float]) -> TimeRatio:
+        values = [one / other for one, other in zip(numerators, denominators, strict=True)]
+        return TimeRatio(name, self.batch, statistics.median(values), min(values), max(values))

@@ -1,4 +1,4 @@
-"""Accuracy and time of every trained method on the test problems (paper, Table 2)."""
+"""Measure accuracy and time of trained methods on the test problems (paper, Table 2)."""
 
 import json
 import platform
@@ -33,7 +33,7 @@ from ccot_cli.workspace.workspace import Workspace
 
 @dataclass(frozen=True)
 class EvalRow:
-    """One method of the table. Seconds are wall-clock per question: a batch's time over its questions."""
+    """One method of the table. Seconds are wall-clock time per question: a batch's time divided by its questions."""
 
     method: str
     ratio: float
@@ -51,23 +51,23 @@ class EvalRow:
     answer_tokens_mean: float
     truncated_share: float
     by_steps: dict[str, Proportion]
-    """Accuracy by the number of reasoning steps."""
+    """Accuracy by number of reasoning steps."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two methods on the same problems."""
+    """Comparison of two methods on the same problems."""
 
     method: str
     ratio: float
     than: str
     than_ratio: float
     wins: int
-    """Problems that the first alone has right."""
+    """Problems that only `method` answers correctly."""
     losses: int
-    """Problems that the second alone has right."""
+    """Problems that only `than` answers correctly."""
     p: float
-    """McNemar's exact test, two-sided."""
+    """p value of McNemar's exact test, two-sided."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class EvalResult:
 
     rows: list[EvalRow]
     pairs: list[Pair]
-    """Every method against answering at once and against CCoT."""
+    """Every method compared with answering at once, and with CCoT."""
     traits: dict[str, Traits]
     """What each method puts between query and answer (paper, Table 1)."""
     model: str
@@ -85,7 +85,7 @@ class EvalResult:
     device: str
     versions: dict[str, str]
     folder: str | None
-    """Where predictions.jsonl and metrics.json lie; None where nothing was saved."""
+    """Folder of predictions.jsonl and metrics.json; None if nothing was saved."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,16 +102,18 @@ def run(
     saves: bool = True,
     progress: Progress,
 ) -> EvalResult:
-    """Evaluate the given methods and ratios, or all that are trained and the explicit chain.
+    """Evaluate the given methods and ratios; by default all trained ones and the explicit chain.
 
     Args:
-        workspace: None evaluates the embedded default; nothing is saved then.
-        names: `ccot`, a baseline's name, `zero-shot`, `few-shot`.
-        has_controls: Whether contemplation tokens are replaced too, to see what they carry.
+        workspace: None evaluates the embedded model, and saves nothing.
+        names: `ccot`, a baseline's name, `zero-shot`, `few-shot`, or `all`.
+        has_controls: Evaluate CCoT with replaced contemplation tokens too, to see what the tokens carry.
+        saves: Save the result in the workspace.
 
     Raises:
-        MissingError: for a method or a ratio that was not trained.
-        UsageError: where no test problems are named.
+        MissingError: if a method or a ratio was not trained.
+        UsageError: if no test problems are named or left, or a batch of one question is too small for the controls.
+        BusyError: if another process works on this workspace.
     """
     methods = find_methods(workspace, settings)
     for error in methods.unusable.values():
@@ -120,8 +122,8 @@ def run(
     loadable = methods.choose(names, ratios)
     if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
         raise UsageError(
-            f"{len(problems):,} questions in batches of {settings.eval.batch_size} leave one alone, which has no"
-            " other's tokens to be given",
+            f"{len(problems):,} questions in batches of {settings.eval.batch_size} leave one alone, with no other"
+            " question to exchange tokens with",
             fix="another --batch-size or --limit",
         )
 
@@ -132,7 +134,7 @@ def run(
         return compare()[0]
     inputs = _inputs(workspace, loadable)
     spec = ArtifactSpec(EVAL, _new_key(workspace), stage_config(settings, EVAL), inputs, tuple(overrides))
-    # What cannot be written is not measured first.
+    # The build is opened before the measurement, so that a workspace that cannot be written to fails at once.
     with workspace.building(spec) as build:
         try:
             result, predictions = compare()
@@ -143,20 +145,23 @@ def run(
 
 
 def problems_to_ask(methods: Methods, settings: Settings, limit: int | None, progress: Progress) -> list[Problem]:
-    """Test problems by the length of their questions; those that are too long for the model are left out.
+    """Load the test problems, sorted by the length of the question, without those too long for the model.
+
+    Args:
+        limit: Most problems; None for all.
 
     Raises:
-        UsageError: where none is left.
+        UsageError: if no test problems are named, or none is left.
     """
     problems = load_test(methods.data, limit=limit, seed=settings.eval.seed, steps=settings.eval.steps)
     if (longest := methods.theta.longest_query) is not None:
-        queries = methods.theta.encoder.problems(problems)
-        kept = [problem for problem, each in zip(problems, queries, strict=True) if len(each.query) <= longest]
-        if len(kept) < len(problems):
-            progress.say(f"{len(problems) - len(kept):,} questions have more than {longest:,} tokens: left out")
-        if not kept:
+        encoded = methods.theta.encoder.problems(problems)
+        short = [problem for problem, each in zip(problems, encoded, strict=True) if len(each.query) <= longest]
+        if len(short) < len(problems):
+            progress.say(f"{len(problems) - len(short):,} questions have more than {longest:,} tokens: left out")
+        if not short:
             raise UsageError("no question is short enough for the model", fix="other test problems, or another model")
-        problems = kept
+        problems = short
     return sorted(problems, key=lambda problem: len(problem.question))
 
 
@@ -169,17 +174,17 @@ def _compare(
     has_controls: bool,
     progress: Progress,
 ) -> tuple[EvalResult, list[dict[str, Any]]]:
-    """Measure every method, one after the other; with every prediction."""
-    rows, predictions, marks = [], [], []
-    for method in _loaded(loadable, has_controls):
+    """Measure every method, one after the other; return the table and all predictions."""
+    rows, predictions, are_right = [], [], []
+    for method in _load_each(loadable, has_controls):
         measured = measure(method, problems, settings.eval.batch_size, progress)
-        marks.append(measured.marks)
+        are_right.append(measured.are_right)
         rows.append(measured.row)
-        answered = zip(problems, measured.replies, measured.marks, strict=True)
+        answered = zip(problems, measured.replies, measured.are_right, strict=True)
         predictions += [_prediction(method, *each) for each in answered]
     result = EvalResult(
         rows=rows,
-        pairs=_pairs(rows, marks),
+        pairs=_pairs(rows, are_right),
         traits={row.method: traits_of(row.method) for row in rows},
         model=methods.theta.name,
         data=methods.data.test_source or methods.data.source,
@@ -191,30 +196,31 @@ def _compare(
     return result, predictions
 
 
-class Measured(NamedTuple):
-    """What one method came to."""
+class Measurement(NamedTuple):
+    """One method's figures and replies."""
 
     row: EvalRow
     replies: list[Reply]
-    marks: list[bool]
-    """Which of them are right."""
+    are_right: list[bool]
+    """Whether each reply is right."""
 
 
-def measure(method: Method, problems: list[Problem], batch_size: int, progress: Progress) -> Measured:
-    """Ask one method everything, in batches as the problems come."""
-    for _ in ask(method, problems[:batch_size], batch_size, "warm-up", Progress()):  # not timed
+def measure(method: Method, problems: list[Problem], batch_size: int, progress: Progress) -> Measurement:
+    """Ask a method all problems in batches, in their order, after one batch to warm up."""
+    for _ in ask(method, problems[:batch_size], batch_size, "warm-up", Progress()):
         pass
     replies: list[Reply] = []
     seconds: list[tuple[int, Seconds]] = []
-    for batch, replied, spent in ask(method, problems, batch_size, f"{method.name} r = {method.ratio:f}", progress):
-        replies += replied
-        seconds.append((len(batch), spent))
-    marks = list(map(is_right, problems, replies))
-    return Measured(_row(method, problems, replies, seconds, marks), replies, marks)
+    label = f"{method.name} r = {method.ratio:f}"
+    for batch, batch_replies, batch_seconds in ask(method, problems, batch_size, label, progress):
+        replies += batch_replies
+        seconds.append((len(batch), batch_seconds))
+    are_right = list(map(is_right, problems, replies))
+    return Measurement(_row(method, problems, replies, seconds, are_right), replies, are_right)
 
 
-def _loaded(loadable: Sequence[LoadableMethod], has_controls: bool) -> Iterator[Method]:
-    """Every method that is asked for, loaded when its turn comes."""
+def _load_each(loadable: Sequence[LoadableMethod], has_controls: bool) -> Iterator[Method]:
+    """Yield every method, loaded only when it is asked for, because loading one unloads the one before."""
     for each in loadable:
         method = each.load()
         yield method
@@ -222,8 +228,8 @@ def _loaded(loadable: Sequence[LoadableMethod], has_controls: bool) -> Iterator[
             yield from (replace(method, control=control) for control in CONTROLS)
 
 
-def _pairs(rows: list[EvalRow], marks: list[list[bool]]) -> list[Pair]:
-    """Every method against answering at once; and against CCoT, where it has the same ratio or one of its own."""
+def _pairs(rows: list[EvalRow], are_right: list[list[bool]]) -> list[Pair]:
+    """Compare every method with answering at once, and with CCoT if the ratios are equal or the method's is 0 or 1."""
     pairs = []
     for other in range(len(rows)):
         if rows[other].method not in ("direct", "ccot"):
@@ -231,13 +237,13 @@ def _pairs(rows: list[EvalRow], marks: list[list[bool]]) -> list[Pair]:
         for one in range(len(rows)):
             is_of_another_ratio = rows[other].method == "ccot" and rows[one].ratio not in (rows[other].ratio, 0.0, 1.0)
             if one != other and not is_of_another_ratio:
-                pairs.append(_pair(rows[one], rows[other], marks[one], marks[other]))
+                pairs.append(_pair(rows[one], rows[other], are_right[one], are_right[other]))
     return pairs
 
 
-def _pair(row: EvalRow, than: EvalRow, marks: list[bool], others: list[bool]) -> Pair:
-    wins = sum(mark and not other for mark, other in zip(marks, others, strict=True))
-    losses = sum(other and not mark for mark, other in zip(marks, others, strict=True))
+def _pair(row: EvalRow, than: EvalRow, are_right: list[bool], are_right_than: list[bool]) -> Pair:
+    wins = sum(one and not other for one, other in zip(are_right, are_right_than, strict=True))
+    losses = sum(other and not one for one, other in zip(are_right, are_right_than, strict=True))
     return Pair(row.method, row.ratio, than.method, than.ratio, wins, losses, mcnemar(wins, losses))
 
 
@@ -246,17 +252,19 @@ def _row(
     problems: list[Problem],
     replies: list[Reply],
     seconds: list[tuple[int, Seconds]],
-    marks: list[bool],
+    are_right: list[bool],
 ) -> EvalRow:
+    """Summarise one method's replies.
+
+    Args:
+        seconds: Number of questions and time of every batch.
+    """
     n = len(problems)
-    overall = wilson(sum(marks), n)
-    per_question = sorted(spent.total / count for count, spent in seconds for _ in range(count))
-    steps = sorted({problem.num_steps for problem in problems})
-    by_steps = {
-        str(step): wilson(sum(chosen), len(chosen))
-        for step in steps
-        if (chosen := [mark for mark, problem in zip(marks, problems, strict=True) if problem.num_steps == step])
-    }
+    overall = wilson(sum(are_right), n)
+    per_question = sorted(batch.total / count for count, batch in seconds for _ in range(count))
+    right_by_steps: dict[int, list[bool]] = {}
+    for problem, right in zip(problems, are_right, strict=True):
+        right_by_steps.setdefault(problem.num_steps, []).append(right)
     return EvalRow(
         method=method.name,
         ratio=float(method.ratio),
@@ -267,13 +275,13 @@ def _row(
         seconds_mean=sum(per_question) / n,
         seconds_median=statistics.median(per_question),
         seconds_p95=per_question[ceil(0.95 * n) - 1],
-        prefill_seconds_mean=sum(spent.prefill for _, spent in seconds) / n,
-        contemplation_seconds_mean=sum(spent.contemplation for _, spent in seconds) / n,
-        answer_seconds_mean=sum(spent.answer for _, spent in seconds) / n,
+        prefill_seconds_mean=sum(batch.prefill for _, batch in seconds) / n,
+        contemplation_seconds_mean=sum(batch.contemplation for _, batch in seconds) / n,
+        answer_seconds_mean=sum(batch.answer for _, batch in seconds) / n,
         contemplation_tokens_mean=sum(reply.num_contemplation for reply in replies) / n,
         answer_tokens_mean=sum(reply.num_answer for reply in replies) / n,
         truncated_share=sum(reply.is_truncated for reply in replies) / n,
-        by_steps=by_steps,
+        by_steps={str(steps): wilson(sum(right), len(right)) for steps, right in sorted(right_by_steps.items())},
     )
 
 
@@ -290,7 +298,7 @@ def _prediction(method: Method, problem: Problem, reply: Reply, is_correct: bool
 
 
 def _inputs(workspace: Workspace, loadable: Sequence[LoadableMethod]) -> dict[str, str]:
-    """Fingerprints of what was trained and is evaluated."""
+    """Return the fingerprints of the artifacts that are evaluated, by name."""
     evaluated = {(each.name, float(each.ratio)) for each in loadable}
     return {each.name: each.fingerprint for each in own_methods(workspace)[0] if _method_of(each) in evaluated}
 
@@ -312,7 +320,7 @@ def _method_of(artifact: Artifact) -> tuple[str, float]:
 
 
 def _new_key(workspace: Workspace) -> str:
-    """Today's date and the first number that is free."""
+    """Return today's date with the first number that is free: `2026-01-31-1`."""
     today = datetime.now(UTC).date().isoformat()
     number = 1
     while workspace.folder(EVAL, f"{today}-{number}").exists():

@@ -13,7 +13,7 @@ from ccot_cli.errors import CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER, Theta, load_theta
 from ccot_cli.models.methods.chain import ChainMethod
-from ccot_cli.models.methods.loading import METHODS, load_method, fixed_ratio
+from ccot_cli.models.methods.loading import METHODS, fixed_ratio, load_method
 from ccot_cli.models.methods.method import Method, MethodInfo
 from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.names import EMBEDDED, PRECOMPUTE, TRAIN_BASELINE, TRAIN_PSI, PromptingName, ratio_name
@@ -99,7 +99,7 @@ class Methods:
             each
             for each in entries
             if (not names or is_all or each.name in names)
-            # A ratio does not rule out a method that was named and has only one ratio, such as `direct`.
+            # A ratio does not rule out a method that was named and has a fixed ratio, such as `direct`.
             and (not ratios or each.ratio in ratios or (each.name in names and fixed_ratio(each.name) is not None))
         ]
         for name in names if not is_all else ():
@@ -139,7 +139,7 @@ class Methods:
         """Load a method by its name.
 
         Args:
-            ratio: By default 0.1, or the trained ratio nearest to it. A method with only one ratio ignores it.
+            ratio: By default 0.1, or the trained ratio nearest to it. A method with a fixed ratio ignores it.
 
         Raises:
             UsageError: if there is no method of that name.

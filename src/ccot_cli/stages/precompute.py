@@ -95,15 +95,15 @@ def _write_states(
     progress: Progress,
 ) -> None:
     """Write the shards, except for those that an interrupted run has finished."""
-    chosen = settings.precompute
-    indices = range(theta.num_layers + 1) if plan.is_every_index else [chosen.scorer_layer]
+    config = settings.precompute
+    indices = range(theta.num_layers + 1) if plan.is_every_index else [config.scorer_layer]
     for path in mismatched_shards(build.folder, len(indices)):
         path.unlink()  # The interrupted run was allowed more disk space, or less.
     done = stored_numbers(build.folder)
     states = gold_states(
-        theta, encoded, indices=indices, batch_tokens=chosen.batch_tokens, dtype=STORED_DTYPE, skip=done
+        theta, encoded, indices=indices, batch_tokens=config.batch_tokens, dtype=STORED_DTYPE, skip=done
     )
-    shard_bytes = min(chosen.shard_megabytes * 10**6, plan.num_bytes)
+    shard_bytes = min(config.shard_megabytes * 10**6, plan.num_bytes)
     with (
         ShardWriter(build.folder, shard_bytes, build.hash_early) as writer,
         progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance,

@@ -92,18 +92,24 @@ def run(
             for record in _records(theta, source, problems, selected):
                 writer.add(record)
                 advance()
-        result = ScoreResult(
-            ratio=float(ratio),
-            selector=settings.score.selector,
-            num_problems=len(problems),
-            mean_kept=sum(map(len, selected)) / len(selected),
-            mean_chain=sum(len(problem.chain) for problem in problems) / len(problems),
-            kinds=_kinds(theta, problems, selected),
-            overlap_with_even=sum(map(_overlap_with_even, problems, selected)) / len(selected),
-            examples=[_example(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], selected, strict=False)],
-        )
+        result = _result(theta, settings, ratio, problems, selected)
         build.summary.update(asdict(result))
     return result
+
+
+def _result(
+    theta: Theta, settings: Settings, ratio: Decimal, problems: list[EncodedProblem], selected: list[list[int]]
+) -> ScoreResult:
+    return ScoreResult(
+        ratio=float(ratio),
+        selector=settings.score.selector,
+        num_problems=len(problems),
+        mean_kept=sum(map(len, selected)) / len(selected),
+        mean_chain=sum(len(problem.chain) for problem in problems) / len(problems),
+        kinds=_kinds(theta, problems, selected),
+        overlap_with_even=sum(map(_overlap_with_even, problems, selected)) / len(selected),
+        examples=[_example(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], selected, strict=False)],
+    )
 
 
 def _num_bytes(theta: Theta, problems: list[EncodedProblem], ratio: Decimal) -> int:

@@ -36,12 +36,12 @@ def fit_selector(
         fitted: Folders in which a selector of these settings may have been saved, for any ratio: one learned scorer
             serves all ratios.
     """
-    chosen = settings.score
-    if chosen.selector == "predictive":
+    config = settings.score
+    if config.selector == "predictive":
         progress.say("looking for the tokens that announce what is new")
         return predictive(theta, train, ratio, batch_tokens=settings.precompute.batch_tokens)
-    if chosen.selector != "learned":
-        return Selector(chosen.selector, ratio, theta.encoder, seed=chosen.seed)
+    if config.selector != "learned":
+        return Selector(config.selector, ratio, theta.encoder, seed=config.seed)
     layer = source.manifest.config["precompute"]["scorer_layer"]
     scorer = _known_scorer(theta, fitted) or _train_scorer(theta, train, layer, settings, progress)
     return Selector("learned", ratio, theta.encoder, layer=layer, scorer=scorer)
@@ -75,12 +75,12 @@ def _train_scorer(
     theta: Theta, train: list[EncodedProblem], layer: int, settings: Settings, progress: Progress
 ) -> Scorer:
     theta.require_resident("training the scorer", instead="--selector predictive, or ")
-    chosen, decoder = settings.score, settings.train_psi
+    config, decoder = settings.score, settings.train_psi
     adapters = Adapters(theta)
-    adapters.add(PSI, rank=decoder.lora_rank, alpha=decoder.lora_alpha, seed=chosen.seed)
-    scorer = Scorer(theta, chosen.scorer, chosen.seed)
-    training = ScorerTraining(adapters, scorer, train, layer, chosen, decoder)
-    with progress.task(f"{chosen.scorer} scorer", total=chosen.scorer_steps, unit="steps") as advance:
+    adapters.add(PSI, rank=decoder.lora_rank, alpha=decoder.lora_alpha, seed=config.seed)
+    scorer = Scorer(theta, config.scorer, config.seed)
+    training = ScorerTraining(adapters, scorer, train, layer, config, decoder)
+    with progress.task(f"{config.scorer} scorer", total=config.scorer_steps, unit="steps") as advance:
         for loss in training.steps():
             advance(1, loss=f"{loss:.4f}")
     adapters.train_only(())

@@ -1,7 +1,7 @@
 """Run the stages over a grid of methods and settings, and compare the cells on the same problems.
 
-A cell whose settings are the workspace's own is the workspace's own artifact; every other one lies beside it, under a
-key that names what differs. So a sweep uses what is ready, goes on where it was stopped, and leaves nothing to undo.
+A cell with the workspace's own settings is the workspace's own artifact. Every other cell lies beside it, under a key
+that names what differs. So a sweep reuses what is ready, resumes if it was stopped, and changes no setting.
 """
 
 import statistics
@@ -26,13 +26,14 @@ from ccot_cli.workspace.workspace import Workspace
 
 
 class Dimension(NamedTuple):
-    """A setting that a grid may vary, beside the method and r."""
+    """A dimension of the grid, beside the method and the ratio."""
 
     settings: tuple[str, ...]
+    """The settings that it changes together, as `section.setting`."""
     prefix: str
-    """How a key says it."""
+    """Text before its value in a key, as in `l4` and `s1`."""
     stage: str
-    """The first stage that it matters to."""
+    """The first stage whose result depends on it."""
 
 
 DIMENSIONS = {
@@ -52,27 +53,28 @@ class Cell:
 
     method: str
     ratio: Decimal
-    chosen: dict[str, Any]
+    values: dict[str, Any]
     """By dimension."""
     differing: tuple[str, ...]
-    """Dimensions in which it is not the workspace's own settings."""
+    """Dimensions whose values are not those of the workspace's own settings."""
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Settings that are not the workspace's own."""
-        return {setting: self.chosen[name] for name in self.differing for setting in DIMENSIONS[name].settings}
+        """Settings that differ from the workspace's own, as `section.setting`."""
+        return {setting: self.values[name] for name in self.differing for setting in DIMENSIONS[name].settings}
 
     @property
     def stage(self) -> str:
-        """The stage whose artifact answers."""
+        """The stage that makes the method."""
         return TRAIN_PSI if self.method == CCOT else TRAIN_BASELINE
 
     def variant(self, stage: str) -> str:
-        """The end of a stage's key, from what matters up to there; empty for the workspace's own settings."""
-        named = [name for name in self.differing if STAGES.index(DIMENSIONS[name].stage) <= STAGES.index(stage)]
-        return "".join(f"-{DIMENSIONS[name].prefix}{self.chosen[name]}" for name in named)
+        """Return the end of a stage's key: the differing values that matter up to that stage."""
+        names = [name for name in self.differing if STAGES.index(DIMENSIONS[name].stage) <= STAGES.index(stage)]
+        return "".join(f"-{DIMENSIONS[name].prefix}{self.values[name]}" for name in names)
 
     def key(self, stage: str) -> str:
+        """Return the key of the stage's artifact for this cell."""
         is_baseline = stage == TRAIN_BASELINE
         start = baseline_key(self.method, self.ratio) if is_baseline else ratio_name(self.ratio)
         return start + self.variant(stage)
@@ -96,63 +98,65 @@ class SweepRow:
     accuracies: list[float]
     """By seed."""
     accuracy: float
-    """Their mean."""
+    """Mean over the seeds."""
     low: float
-    """95 % interval: Student's over the seeds, Wilson's over the problems where there is one seed."""
+    """Lower end of the 95 % interval, over problems (Wilson) and over seeds (Student's t)."""
     high: float
     n: int
-    """Problems."""
+    """Number of problems."""
     split: str
     """`validation` or `test`."""
     mean_tokens: float
-    """Tokens between query and answer."""
+    """Mean number of tokens between query and answer."""
     seconds: float | None
-    """Median per question, in batches; measured on test problems only."""
+    """Mean time per question in batches, as the median over the seeds; None on validation problems."""
     end_accuracy: float | None = None
+    """Proportion of validation tokens that END is right about; None for baselines, like the figures below."""
     rollout_error: float | None = None
     """Scaled error of φ's rollouts before ψ was trained."""
     numbers_read: float | None = None
-    """Share of φ's states at L from which the chain's next number can be read."""
+    """Proportion of φ's states at L from which the chain's next number can be read."""
 
 
 @dataclass(frozen=True)
-class _Result:
-    """What came of one cell."""
+class _CellResult:
+    """Figures of one cell."""
 
     num_steps: int
     accuracy: float
     mean_tokens: float
     n: int
-    figures: dict[str, Any]
-    """Those that only CCoT has."""
+    ccot_figures: dict[str, Any]
+    """Figures of CCoT alone, named as in `SweepRow`; empty for baselines."""
     seconds: float | None = None
 
 
 def cells(
     settings: Settings, ratios: Sequence[Decimal], grid: Mapping[str, Sequence[Any]], methods: Sequence[str] = (CCOT,)
 ) -> Iterator[Cell]:
-    """The cells of a grid, seeds fastest.
+    """Yield the cells of a grid; seeds vary fastest.
 
     Args:
-        grid: Values by dimension; a dimension without values keeps the setting.
-        methods: `ccot` and baselines; one with a ratio of its own comes once.
+        settings: The workspace's own.
+        grid: Values by dimension; a dimension without values keeps its setting.
+        methods: `ccot` and baselines; a method with a fixed ratio appears once.
     """
     own = {name: _get(settings, dimension.settings[0]) for name, dimension in DIMENSIONS.items()}
     seen = set()
     for method, ratio in product(methods, ratios):
-        values = [grid.get(name) or [own[name]] if _has(method, name) else [own[name]] for name in DIMENSIONS]
+        choices = [grid.get(name) or [own[name]] if _depends_on(name, method) else [own[name]] for name in DIMENSIONS]
         fixed = None if method == CCOT else fixed_ratio(method)
-        for choice in product(*values):
-            chosen = dict(zip(DIMENSIONS, choice, strict=True))
-            differing = tuple(name for name in DIMENSIONS if chosen[name] != own[name])
-            cell = Cell(method, ratio if fixed is None else fixed, chosen, differing)
+        for choice in product(*choices):
+            values = dict(zip(DIMENSIONS, choice, strict=True))
+            differing = tuple(name for name in DIMENSIONS if values[name] != own[name])
+            cell = Cell(method, ratio if fixed is None else fixed, values, differing)
             if (cell.stage, cell.key(cell.stage)) not in seen:
                 seen.add((cell.stage, cell.key(cell.stage)))
                 yield cell
 
 
-def _has(method: str, dimension: str) -> bool:
-    """Whether a dimension matters to a method: to a baseline, epochs, seeds, and what it reads of the gold states."""
+def _depends_on(dimension: str, method: str) -> bool:
+    """Tell whether a method depends on a dimension; a baseline on epochs and seed, and on what it reads of `score`."""
     if method == CCOT or dimension in ("epochs", "seed"):
         return True
     return dimension == "selector" and RECIPES[method].reads_gold
@@ -174,97 +178,103 @@ def run(
     overrides: Sequence[str] = (),
     progress: Progress,
 ) -> list[SweepRow]:
-    """Run what is not ready of every cell, and return the table.
+    """Run the stages of every cell that are not ready, and return the table: a row for each group of seeds.
 
     Args:
-        num_test: How many test problems to compare on; without it, the validation problems.
+        num_test: How many test problems to compare on; None compares on the validation problems.
 
     Raises:
-        MissingError: where `precompute` has not run.
-        UsageError: where no test problems are named, or settings that a sweep changes together differ.
+        MissingError: if `precompute` has not run.
+        UsageError: if no test problems are named, or settings that a dimension changes together differ.
     """
     _refuse_mixed(settings)
-    every = list(cells(settings, ratios, grid, methods))
-    results: list[tuple[Cell, _Result]] = []
-    for number, cell in enumerate(every, start=1):
-        progress.say(f"cell {number} of {len(every)}: {cell.method} {cell.key(cell.stage)}")
+    grid_cells = list(cells(settings, ratios, grid, methods))
+    results: list[tuple[Cell, _CellResult]] = []
+    for number, cell in enumerate(grid_cells, start=1):
+        progress.say(f"cell {number} of {len(grid_cells)}: {cell.method} {cell.key(cell.stage)}")
         results.append((cell, _train(workspace, settings, cell, overrides, progress)))
     if num_test is not None:
-        found = find_methods(workspace, settings, may_have_none=True)
-        tests = problems_to_ask(found, settings, num_test, progress)
-        results = [(cell, _test(workspace, found, cell, result, tests, progress)) for cell, result in results]
+        available = find_methods(workspace, settings, may_have_none=True)
+        problems = problems_to_ask(available, settings, num_test, progress)
+        results = [(cell, _test(workspace, available, cell, result, problems, progress)) for cell, result in results]
     return list(_rows(results, "validation" if num_test is None else "test"))
 
 
 def _refuse_mixed(settings: Settings) -> None:
-    """A row names one value of each dimension."""
+    """Refuse settings that give one dimension several values, because a row of the table names only one."""
     for name, dimension in DIMENSIONS.items():
         if len({_get(settings, setting) for setting in dimension.settings}) > 1:
             raise UsageError(
-                f"{', '.join(dimension.settings)} differ in ccot.yaml, and a sweep has one {name} for all",
-                fix="give them one value there",
+                f"{', '.join(dimension.settings)} differ in ccot.yaml, but a sweep has one {name} for all",
+                fix="give them the same value in ccot.yaml",
             )
 
 
 def _train(
     workspace: Workspace, settings: Settings, cell: Cell, overrides: Sequence[str], progress: Progress
-) -> _Result:
-    """The stages of one cell; what differs later on only is made once for all cells."""
+) -> _CellResult:
+    """Run the stages of one cell. Cells that differ only in later stages share the artifacts of the earlier ones."""
     changed = override(settings, cell.changes)
-    shared: dict[str, Any] = {"overrides": (*overrides, *cell.changes), "progress": progress}
+    common: dict[str, Any] = {"overrides": (*overrides, *cell.changes), "progress": progress}
     selected, generator, variant = cell.key(SCORE), cell.key(TRAIN_PHI), cell.variant
     if cell.method == CCOT or RECIPES[cell.method].reads_gold:
-        score.run(workspace, changed, cell.ratio, variant=variant(SCORE), **shared)
+        score.run(workspace, changed, cell.ratio, variant=variant(SCORE), **common)
     if cell.method != CCOT:
         end = variant(TRAIN_BASELINE)
-        made = train_baseline.run(workspace, changed, cell.method, cell.ratio, variant=end, selected=selected, **shared)
-        return _Result(made.num_steps, made.validation_accuracy, made.mean_tokens, made.num_validation, {})
-    phi = train_phi.run(workspace, changed, cell.ratio, variant=variant(TRAIN_PHI), selected=selected, **shared)
-    psi = train_psi.run(workspace, changed, cell.ratio, variant=variant(TRAIN_PSI), generator=generator, **shared)
+        base = train_baseline.run(workspace, changed, cell.method, cell.ratio, variant=end, selected=selected, **common)
+        return _CellResult(base.num_steps, base.validation_accuracy, base.mean_tokens, base.num_validation, {})
+    phi = train_phi.run(workspace, changed, cell.ratio, variant=variant(TRAIN_PHI), selected=selected, **common)
+    psi = train_psi.run(workspace, changed, cell.ratio, variant=variant(TRAIN_PSI), generator=generator, **common)
     figures = {
         "end_accuracy": psi.end["accuracy"],
         "rollout_error": statistics.fmean(phi.report["losses"]),
         "numbers_read": phi.report["generated_read"][1],
     }
-    return _Result(psi.num_steps, psi.validation_accuracy, psi.mean_tokens, psi.num_validation, figures)
+    return _CellResult(psi.num_steps, psi.validation_accuracy, psi.mean_tokens, psi.num_validation, figures)
 
 
 def _test(
-    workspace: Workspace, found: Methods, cell: Cell, result: _Result, tests: list[Problem], progress: Progress
-) -> _Result:
-    """The same cell on test problems."""
-    method = found.load_folder(workspace.require(cell.stage, cell.key(cell.stage)).folder)
-    row = measure(method, tests, found.settings.eval.batch_size, progress).row
+    workspace: Workspace,
+    available: Methods,
+    cell: Cell,
+    result: _CellResult,
+    problems: list[Problem],
+    progress: Progress,
+) -> _CellResult:
+    """Measure a trained cell on test problems, and return its result with the new figures."""
+    method = available.load_folder(workspace.require(cell.stage, cell.key(cell.stage)).folder)
+    row = measure(method, problems, available.settings.eval.batch_size, progress).row
     tokens, seconds = row.contemplation_tokens_mean, row.seconds_mean
     return replace(result, accuracy=row.accuracy, mean_tokens=tokens, n=row.n, seconds=seconds)
 
 
-def _rows(results: list[tuple[Cell, _Result]], split: str) -> Iterator[SweepRow]:
-    groups: dict[tuple[Any, ...], list[tuple[Cell, _Result]]] = {}
+def _rows(results: list[tuple[Cell, _CellResult]], split: str) -> Iterator[SweepRow]:
+    """Yield a row for each group of cells that differ only in the seed."""
+    groups: dict[tuple[Any, ...], list[tuple[Cell, _CellResult]]] = {}
     for cell, result in results:
-        same = (cell.method, cell.ratio, *(value for name, value in cell.chosen.items() if name != "seed"))
-        groups.setdefault(same, []).append((cell, result))
+        group_key = (cell.method, cell.ratio, *(value for name, value in cell.values.items() if name != "seed"))
+        groups.setdefault(group_key, []).append((cell, result))
     for group in groups.values():
-        cell, every = group[0][0], [result for _, result in group]
-        accuracies = [each.accuracy for each in every]
-        low, high = interval(accuracies, every[0].n)
-        seconds = [each.seconds for each in every if each.seconds is not None]
+        cell, by_seed = group[0][0], [result for _, result in group]
+        accuracies = [each.accuracy for each in by_seed]
+        low, high = interval(accuracies, by_seed[0].n)
+        seconds = [each.seconds for each in by_seed if each.seconds is not None]
         figures: dict[str, Any] = {
-            name: statistics.fmean(each.figures[name] for each in every) for name in every[0].figures
+            name: statistics.fmean(each.ccot_figures[name] for each in by_seed) for name in by_seed[0].ccot_figures
         }
         yield SweepRow(
             method=cell.method,
             ratio=float(cell.ratio),
-            **{name: value for name, value in cell.chosen.items() if name != "seed"},
-            seeds=[each.chosen["seed"] for each, _ in group],
-            num_steps=every[0].num_steps,
+            **{name: value for name, value in cell.values.items() if name != "seed"},
+            seeds=[each.values["seed"] for each, _ in group],
+            num_steps=by_seed[0].num_steps,
             accuracies=accuracies,
             accuracy=statistics.fmean(accuracies),
             low=low,
             high=high,
-            n=every[0].n,
+            n=by_seed[0].n,
             split=split,
-            mean_tokens=statistics.fmean(each.mean_tokens for each in every),
+            mean_tokens=statistics.fmean(each.mean_tokens for each in by_seed),
             seconds=statistics.median(seconds) if seconds else None,
             **figures,
         )

@@ -1,4 +1,4 @@
-"""Train a method to compare CCoT with: same base, same data, ψ's steps unless more are asked for, same clock."""
+"""Train a baseline to compare CCoT with, on the same base model, data and settings as ψ."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,13 +32,13 @@ class TrainBaselineResult:
     ratio: float
     num_steps: int
     train_loss: float
-    """Mean over the last epoch."""
+    """Mean loss of the last epoch."""
     num_validation: int
     validation_accuracy: float
     mean_tokens: float
-    """Tokens between query and answer on validation."""
+    """Mean number of tokens between query and answer on validation problems."""
     decoding: dict[str, Any] = field(default_factory=dict)
-    """The caps with which that was measured."""
+    """The caps that accuracy and tokens were measured with."""
     was_ready: bool = False
 
 
@@ -53,15 +53,16 @@ def run(
     overrides: Sequence[str] = (),
     progress: Progress,
 ) -> TrainBaselineResult:
-    """Train one method with the settings of `train_psi`; an interrupted run goes on from its last checkpoint.
+    """Train and save a baseline with the settings of `train_psi`; an interrupted run resumes from its last checkpoint.
 
     Args:
-        ratio: Of CCoT's tokens; a method that has a ratio of its own does not read it.
-        variant: Set where the settings are not the workspace's own: the end of the artifact's key.
-        selected: For a method that reads gold states, the key of the selected tokens; the ratio's by default.
+        ratio: Ratio of the CCoT that it is compared with; a method with a fixed ratio ignores it.
+        variant: End of the artifact's key; not empty if the settings are not the workspace's own.
+        selected: Key of the `score` artifact, for a method that reads gold states; that of the ratio by default.
 
     Raises:
-        MissingError: where `precompute` has not run, or `score` for a method that reads gold states.
+        MissingError: if `precompute` has not run, or `score` for a method that reads gold states.
+        ResourceError: if a single problem does not fit into memory.
     """
     source = workspace.require(PRECOMPUTE)
     inputs = {PRECOMPUTE: source.fingerprint}
@@ -90,13 +91,13 @@ def _train(
     build: Build,
     progress: Progress,
 ) -> TrainBaselineResult:
-    chosen, adapters = settings.train_psi, Adapters(theta)
-    adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
+    config, adapters = settings.train_psi, Adapters(theta)
+    adapters.add(PSI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
     stored = read_problems(source)
-    recipe, own = RECIPES[name](), fixed_ratio(name)
-    ratio = ratio if own is None else own
+    recipe, fixed = RECIPES[name](), fixed_ratio(name)
+    ratio = ratio if fixed is None else fixed
     problems = theta.encoder.problems([item.problem for item in stored if not item.is_validation])
-    setup = RecipeSetup(adapters, problems, ratio, chosen)
+    setup = RecipeSetup(adapters, problems, ratio, config)
     if scored is not None:
         gold = [example.gold_JID for example in load_examples(theta, source, scored)[0]]
         setup = replace(setup, gold=gold, selector=Selector.load(theta, scored.folder))
@@ -105,8 +106,8 @@ def _train(
         training,
         log=build.folder / LOG_FILE,
         checkpoint=build.scratch(CHECKPOINT_FILE),
-        label=f"{name} at r = {ratio:f}" if own is None else name,
-        checkpoint_steps=chosen.checkpoint_steps,
+        label=f"{name} at r = {ratio:f}" if fixed is None else name,
+        checkpoint_steps=config.checkpoint_steps,
         progress=progress,
     )
     adapters.train_only(())

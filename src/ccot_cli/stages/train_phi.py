@@ -42,9 +42,9 @@ class TrainPhiResult:
     schedule: str
     num_steps: int
     report: dict[str, Any]
-    """A `PhiReport` of φ as it is saved."""
+    """A `PhiReport` of the saved φ."""
     layers: list[dict[str, Any]]
-    """One `LayerReport` a layer, where it was trained layer by layer."""
+    """A `LayerReport` for every layer if it was trained layer by layer; else empty."""
     was_ready: bool = False
 
 
@@ -58,57 +58,51 @@ def run(
     overrides: Sequence[str] = (),
     progress: Progress,
 ) -> TrainPhiResult:
-    """Train and save φ for one ratio; an interrupted run goes on from its last checkpoint.
+    """Train and save φ for one ratio; an interrupted run resumes from its last checkpoint.
 
     Args:
-        variant: Set where the settings are not the workspace's own: the end of the artifact's key.
-        selected: Key of the tokens that `score` selected; the artifact's own by default.
+        variant: End of the artifact's key; not empty if the settings are not the workspace's own.
+        selected: Key of the `score` artifact to train on; by default the same key as that of the new artifact.
 
     Raises:
-        MissingError: where `score` has not run for this ratio, or the φ to go on from is not there.
-        UsageError: where the settings ask for a layer, a start or a length of training that cannot be.
+        MissingError: if `score` has not run for this ratio, or there is no φ to start from.
+        UsageError: if the layer, the start or the number of epochs of the settings is impossible.
+        ResourceError: if a single problem does not fit into memory, or stored states do not fit on the disk.
+        DivergedError: if the trained φ generates states that are not finite.
     """
     key = ratio_name(ratio) + variant
     scored = workspace.require(SCORE, selected or key)
     source = workspace.require(PRECOMPUTE)
     inputs = {workspace.input_name(scored, key): scored.fingerprint}
-    start = _start(workspace, settings.train_phi, key)
+    start = _find_start(workspace, settings.train_phi, key)
     if start is not None:
         inputs[start.name] = start.fingerprint
     spec = ArtifactSpec(TRAIN_PHI, key, stage_config(settings, TRAIN_PHI), inputs, tuple(overrides))
     if ready := ready_result(workspace, spec, TrainPhiResult):
         return ready
     theta = load_matching_theta(settings, source)
-    chosen = settings.train_phi
-    if chosen.autoregressive_layer > theta.num_layers:
-        raise UsageError(
-            f"autoregressive_layer is {chosen.autoregressive_layer}, but {theta.name} has {theta.num_layers} layers",
-            fix="set train_phi.autoregressive_layer in ccot.yaml",
-        )
-    if chosen.taught_epochs + chosen.epochs == 0 or (chosen.schedule == "layerwise" and not chosen.epochs):
-        raise UsageError("φ is asked to train for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
-    if chosen.schedule == "joint":
-        theta.require_resident("training φ jointly", instead="--schedule layerwise, or ")
+    config = settings.train_phi
+    _check(config, theta)
     adapters = Adapters(theta)
     if start is None:
-        adapters.add(PHI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
+        adapters.add(PHI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
     else:
         adapters.load(PHI, start.path(PHI))
     examples = load_examples(theta, source, scored)
     with workspace.building(spec) as build:
-        job = _Job(workspace, source, adapters, *examples, chosen, build, f"φ at r = {ratio:f}", progress)
-        layers, num_steps = job.train_layers() if chosen.schedule == "layerwise" else ([], job.train_jointly())
+        job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)
+        layers, num_steps = job.train_layers() if config.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
         adapters.save(PHI, build.folder)
         report = job.last_report or job.judge.report()
         if not all(map(isfinite, report.losses)):
             raise DivergedError(
                 "φ generates states that are not finite",
-                fix="lower train_phi.learning_rate in ccot.yaml and run it again, from its start",
+                fix="lower train_phi.learning_rate in ccot.yaml and run it again from the start",
             )
         result = TrainPhiResult(
             ratio=float(ratio),
-            schedule=chosen.schedule,
+            schedule=config.schedule,
             num_steps=num_steps,
             report=asdict(report),
             layers=[asdict(report) for report in layers],
@@ -117,28 +111,46 @@ def run(
     return result
 
 
-def _start(workspace: Workspace, chosen: TrainPhiConfig, key: str) -> Artifact | None:
-    """The φ to go on from, where there is to be one."""
-    if chosen.start is None:
-        return None
-    named = chosen.start
-    with suppress(ValueError):
-        named = ratio_name(parse_ratio(named))
-    if named == key:
-        raise UsageError(f"φ of {key} cannot start from itself", fix="name another key, or none, in train_phi.start")
-    if named not in workspace.finished(TRAIN_PHI):
-        there = ", ".join(workspace.keys(TRAIN_PHI)) or "none yet"
-        raise MissingError(
-            f"{workspace.name} has no φ {chosen.start!r} to start from", fix=f"train it, or name another ({there})"
-        )
-    start = workspace.require(TRAIN_PHI, named)
-    before = start.manifest.config["train_phi"]
-    unlike = [name for name in ("lora_rank", "lora_alpha") if before[name] != getattr(chosen, name)]
-    if unlike:
+def _check(config: TrainPhiConfig, theta: Theta) -> None:
+    """Refuse settings that this model cannot be trained with."""
+    if config.autoregressive_layer > theta.num_layers:
         raise UsageError(
-            f"{start.name} was trained with {unlike[0]} {before[unlike[0]]}, not {getattr(chosen, unlike[0])}",
-            fix=f"set train_phi.{unlike[0]} to {before[unlike[0]]}",
+            f"autoregressive_layer is {config.autoregressive_layer}, but {theta.name} has {theta.num_layers} layers",
+            fix="set train_phi.autoregressive_layer in ccot.yaml",
         )
+    if config.taught_epochs + config.epochs == 0 or (config.schedule == "layerwise" and not config.epochs):
+        raise UsageError("φ would be trained for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
+    if config.schedule == "joint":
+        theta.require_resident("training φ jointly", instead="--schedule layerwise, or ")
+
+
+def _find_start(workspace: Workspace, config: TrainPhiConfig, key: str) -> Artifact | None:
+    """Return the artifact of the φ to start from; None if the settings name none.
+
+    Raises:
+        MissingError: if there is no such φ.
+        UsageError: if it is the one to be trained, or its adapter has another shape.
+    """
+    if config.start is None:
+        return None
+    start_key = config.start
+    with suppress(ValueError):
+        start_key = ratio_name(parse_ratio(start_key))
+    if start_key == key:
+        raise UsageError(f"φ of {key} cannot start from itself", fix="name another key, or none, in train_phi.start")
+    if start_key not in workspace.finished(TRAIN_PHI):
+        usable = ", ".join(workspace.keys(TRAIN_PHI)) or "none yet"
+        raise MissingError(
+            f"{workspace.name} has no φ {config.start!r} to start from", fix=f"train it, or name another ({usable})"
+        )
+    start = workspace.require(TRAIN_PHI, start_key)
+    trained_with = start.manifest.config["train_phi"]
+    for name in ("lora_rank", "lora_alpha"):
+        if trained_with[name] != getattr(config, name):
+            raise UsageError(
+                f"{start.name} was trained with {name} {trained_with[name]}, not {getattr(config, name)}",
+                fix=f"set train_phi.{name} to {trained_with[name]}",
+            )
     return start
 
 
@@ -151,46 +163,50 @@ class _Job:
     adapters: Adapters
     train: list[GoldExample]
     validation: list[GoldExample]
-    chosen: TrainPhiConfig
+    config: TrainPhiConfig
     build: Build
     label: str
     progress: Progress
     last_report: PhiReport | None = None
-    """Of the finished φ, where it was looked at after its last epoch."""
+    """Report of the finished φ, if it was made after the last epoch."""
 
     @property
     def theta(self) -> Theta:
         return self.adapters.theta
 
     def _queries(self, examples: list[GoldExample]) -> Queries:
-        ids, layer = [each.query for each in examples], self.chosen.autoregressive_layer
+        ids, layer = [each.query for each in examples], self.config.autoregressive_layer
         return open_queries(self.workspace, self.source, self.adapters, ids, layer, self.progress)
 
     @cached_property
     def judge(self) -> PhiJudge:
-        return PhiJudge(self.adapters, self.train, self.validation, self._queries(self.validation), self.chosen)
+        return PhiJudge(self.adapters, self.train, self.validation, self._queries(self.validation), self.config)
 
     def train_jointly(self) -> int:
-        """All layers together; a look at validation after every epoch. Returns the number of steps."""
-        chosen = self.chosen
-        training = JointTraining(self.adapters, self.train, self._queries(self.train), chosen)
+        """Train all layers together, and report on the validation rollouts after every epoch.
+
+        Returns:
+            The number of steps.
+        """
+        config = self.config
+        training = JointTraining(self.adapters, self.train, self._queries(self.train), config)
 
         def on_epoch(train_loss: float) -> dict[str, Any]:
-            report, gold_share = self.judge.report(), training.gold_fraction
-            self.last_report = report if training.optimiser.step_count == training.optimiser.num_steps else None
-            read = report.generated_read
+            optimiser, report = training.optimiser, self.judge.report()
+            self.last_report = report if optimiser.step_count == optimiser.num_steps else None
+            at_l, at_last = report.generated_read
             self.progress.say(
-                f"epoch {training.optimiser.step_count // training.steps_per_epoch}: error {train_loss:.3f};"
-                f" validation rollouts {report.loss:.3f}, numbers read at l {read[0]:.3f}, at L {read[1]:.3f}"
+                f"epoch {optimiser.step_count // training.steps_per_epoch}: error {train_loss:.3f};"
+                f" validation rollouts {report.loss:.3f}, numbers read at l {at_l:.3f}, at L {at_last:.3f}"
             )
-            return {"gold_share": gold_share, **asdict(report)}
+            return {"gold_share": training.gold_fraction, **asdict(report)}
 
         train(
             training,
             log=self.build.folder / LOG_FILE,
             checkpoint=self.build.scratch(CHECKPOINT_FILE),
             label=self.label,
-            checkpoint_steps=chosen.checkpoint_steps,
+            checkpoint_steps=config.checkpoint_steps,
             progress=self.progress,
             figures=lambda loss: {"gold_inputs": f"{training.gold_fraction:.0%}", "error": f"{loss:.3f}"},
             on_epoch=on_epoch,
@@ -198,24 +214,29 @@ class _Job:
         return training.optimiser.num_steps
 
     def train_layers(self) -> tuple[list[LayerReport], int]:
-        """Train the layers that are left, with a checkpoint after each."""
-        chosen, checkpoint, log = self.chosen, self.build.scratch(CHECKPOINT_FILE), self.build.folder / LOG_FILE
+        """Train the layers that are left, with a checkpoint after each.
+
+        Returns:
+            A report for every layer, and the number of steps.
+        """
+        config, checkpoint, log = self.config, self.build.scratch(CHECKPOINT_FILE), self.build.folder / LOG_FILE
         reports = _resume(self.adapters, log, checkpoint)
-        # An attempt that had less memory may have left files there.
-        folder, kept = None, self.build.scratch("resting")
-        resting = stored_bytes(self.theta, [*self.train, *self.validation])
-        if not fits(resting, self.theta.device):
-            check_space(self.build.folder, resting, fix="free some space")
-            folder = kept
+        # Declared scratch even if it is not used now, because an earlier attempt with less memory may have used it.
+        scratch_folder = self.build.scratch("resting")
+        needed = stored_bytes(self.theta, [*self.train, *self.validation])
+        folder = None
+        if not fits(needed, self.theta.device):
+            check_space(self.build.folder, needed, fix="free some space")
+            folder = scratch_folder
             folder.mkdir(exist_ok=True)
-        per_layer = chosen.epochs * -(-len(self.train) // chosen.batch_size)
+        per_layer = config.epochs * -(-len(self.train) // config.batch_size)
         total = (self.theta.num_layers - len(reports)) * per_layer
         with self.progress.task(self.label, total=total, unit="steps") as advance:
             for report in train_layerwise(
                 self.adapters,
                 self.train,
                 self.validation,
-                chosen,
+                config,
                 num_trained=len(reports),
                 folder=folder,
                 on_step=lambda index, loss: advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}"),
@@ -229,15 +250,15 @@ class _Job:
 
 
 NUM_TRAINED = "layers"
-"""In a checkpoint, beside the weights: how many layers they have been trained for."""
+"""Name in a checkpoint, beside the weights, of the number of layers that are trained."""
 
 
 def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport]:
-    """Take up the layers that an interrupted run has finished."""
+    """Load the weights of an interrupted run, if there was one, and return the reports of the layers it finished."""
     if not (log.exists() and checkpoint.exists()):
         return []
     saved = load_file(checkpoint)
-    # The log is written first, and may tell of one layer more.
+    # The log is written before the checkpoint, and may hold one layer more.
     num_trained = int(saved[NUM_TRAINED])
     with torch.no_grad():
         for name, parameter in adapters.named_parameters():

@@ -1,4 +1,7 @@
-"""Train ψ, the answer decoder, and END, the stop classifier (paper, section 4.2)."""
+"""Train ψ, the answer decoder, and END, the stop classifier (paper, section 4.2).
+
+Dimensions: B problems, K contemplation tokens of one, M contemplation tokens of all problems, D width.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,10 +16,10 @@ from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.training.draft import fit_draft
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import MethodInfo
 from ccot_cli.models.training.contexts import RolloutContext, Rollouts, roll_out, token_states
+from ccot_cli.models.training.draft import fit_draft
 from ccot_cli.models.training.end import MOST_EXTRA, LateEnds, fit_end, judge_end, label_ends
 from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
 from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
@@ -41,19 +44,19 @@ class TrainPsiResult:
     ratio: float
     num_steps: int
     train_loss: float
-    """Mean over the last epoch."""
+    """Mean loss of the last epoch."""
     num_validation: int
     validation_accuracy: float
     mean_tokens: float
-    """Contemplation tokens generated on validation, END deciding."""
+    """Mean number of contemplation tokens on validation problems, if END decides."""
     target_tokens: float
-    """Mean k."""
+    """Mean k of the validation problems."""
     end: dict[str, float]
-    """END's confusion on validation tokens."""
+    """END's confusion matrix and accuracy on validation tokens."""
     draft: float = 0.0
-    """How many of the validation problems' answers begin as is read off the last contemplation token, as a share."""
+    """Proportion of the validation problems for which the draft of the answer's first token is right."""
     decoding: dict[str, Any] = field(default_factory=dict)
-    """The caps with which that was measured."""
+    """The caps that accuracy and tokens were measured with."""
     was_ready: bool = False
 
 
@@ -67,14 +70,15 @@ def run(
     overrides: Sequence[str] = (),
     progress: Progress,
 ) -> TrainPsiResult:
-    """Train one ratio; an interrupted run goes on from its last checkpoint.
+    """Train and save ψ and END for one ratio; an interrupted run resumes from its last checkpoint.
 
     Args:
-        variant: Set where the settings are not the workspace's own: the end of the artifact's key.
-        generator: Key of the φ to start from; the artifact's own by default.
+        variant: End of the artifact's key; not empty if the settings are not the workspace's own.
+        generator: Key of the φ to start from; by default the same key as that of the new artifact.
 
     Raises:
-        MissingError: where an earlier stage has not run for this ratio.
+        MissingError: if an earlier stage has not run for this ratio.
+        ResourceError: if a single problem does not fit into memory.
     """
     key = ratio_name(ratio) + variant
     source = workspace.require(PRECOMPUTE)
@@ -104,21 +108,21 @@ class _Job:
 
     def __post_init__(self) -> None:
         self.theta.require_resident("training ψ")
-        chosen = self.settings.train_psi
+        config = self.settings.train_psi
         self.adapters = Adapters(self.theta)
         self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
         self.adapters.load(PHI, self.phi.folder / PHI)
-        self.adapters.add(PSI, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=chosen.seed)
+        self.adapters.add(PSI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
         stored = read_problems(self.source)
         self.held_out = [item.problem for item in stored if item.is_validation]
         encoder = self.theta.encoder
         training = encoder.problems([item.problem for item in stored if not item.is_validation])
         self.chain_lengths = [len(each.chain) for each in training]
         self.train_examples = self._examples(training)
-        self.held_examples = self._examples(encoder.problems(self.held_out))
+        self.held_out_examples = self._examples(encoder.problems(self.held_out))
 
     def _examples(self, problems: Sequence[EncodedProblem]) -> list[PsiExample]:
-        """What ψ learns from these problems, with the true k."""
+        """Return what ψ learns from these problems, with k contemplation tokens each."""
         marker = self.theta.encoder.answer_marker
         return [PsiExample(each.query, marker, each.answer, num_kept(self.ratio, len(each.chain))) for each in problems]
 
@@ -127,17 +131,17 @@ class _Job:
         return open_queries(self.workspace, self.source, self.adapters, ids, self.layer, self.progress)
 
     def _context(self, queries: Queries) -> tuple[RolloutContext, Sequence[PsiExample] | ExamplesByEpoch]:
-        """What ψ learns to decode from, and how much of it."""
-        chosen, examples = self.settings.train_psi, self.train_examples
-        rollouts = self._roll_out(queries, self._rolled_out)
-        context = RolloutContext(self.adapters, queries, rollouts, self.layer, trains_above=chosen.unfreeze == "above")
-        if not self._may_be_late:
+        """Return the rollouts that ψ learns to decode from, and the examples: fixed, or by epoch if ends are late."""
+        config, examples = self.settings.train_psi, self.train_examples
+        rollouts = self._roll_out(queries, self._rollout_examples)
+        context = RolloutContext(self.adapters, queries, rollouts, self.layer, trains_above=config.unfreeze == "above")
+        if not self._has_late_ends:
             return context, examples
-        last = token_states(context, self._rolled_out, batch_size=self._forward_size)[1]
-        ends = LateEnds(last, [each.num_tokens for each in examples], seed=chosen.seed)
+        last = token_states(context, self._rollout_examples, batch_size=self._forward_size)[1]
+        late_ends = LateEnds(last, [each.num_tokens for each in examples], seed=config.seed)
 
         def by_epoch(epoch: int) -> list[PsiExample]:
-            counts = ends(epoch)
+            counts = late_ends(epoch)
             return [
                 replace(each, num_tokens=count, num_before_end=each.num_tokens)
                 for each, count in zip(examples, counts, strict=True)
@@ -146,22 +150,23 @@ class _Job:
         return context, by_epoch
 
     @property
-    def _may_be_late(self) -> bool:
-        """Whether ψ learns from rollouts that END might have ended behind the k-th token."""
+    def _has_late_ends(self) -> bool:
+        """Whether ψ also learns from rollouts that go on after the k-th token, as if END had missed it."""
         return self.settings.train_psi.ends == "late"
 
     @cached_property
-    def _rolled_out(self) -> list[PsiExample]:
-        """The training problems with as many tokens as φ generates for them."""
-        if not self._may_be_late:
+    def _rollout_examples(self) -> list[PsiExample]:
+        """The training examples with as many tokens as φ generates for them: k, or more if ends are late."""
+        if not self._has_late_ends:
             return self.train_examples
-        # A rollout is never longer than the chain, for which the model has room.
+        # A rollout no longer than the chain fits into the model's positions, because the chain does.
         return [
             replace(each, num_tokens=min(each.num_tokens + MOST_EXTRA, length))
             for each, length in zip(self.train_examples, self.chain_lengths, strict=True)
         ]
 
     def _roll_out(self, queries: Queries, examples: list[PsiExample]) -> Rollouts:
+        """Generate the contemplation tokens of these examples: inputs K, D by problem."""
         rollouts = {}
         counts = [each.num_tokens for each in examples]
         with self.progress.task("contemplation tokens", total=len(examples), unit="problems") as advance:
@@ -174,21 +179,21 @@ class _Job:
 
     @property
     def _forward_size(self) -> int:
-        """Problems at a time where no gradient is kept."""
+        """Problems per pass without gradients, which take less memory."""
         return 2 * self.settings.train_psi.batch_size
 
     def train(self, build: Build) -> TrainPsiResult:
-        """ψ, then END with ψ frozen, then a look at the validation problems."""
-        chosen = self.settings.train_psi
+        """Train ψ, then fit the draft and END with ψ frozen, then measure the method on the validation problems."""
+        config = self.settings.train_psi
         queries = self._queries(self.train_examples)
         context, examples = self._context(queries)
-        training = PsiTraining(self.adapters, examples, context, chosen)
+        training = PsiTraining(self.adapters, examples, context, config)
         train_loss = train(
             training,
             log=build.folder / LOG_FILE,
             checkpoint=build.scratch(CHECKPOINT_FILE),
             label=f"ψ at r = {self.ratio:f}",
-            checkpoint_steps=chosen.checkpoint_steps,
+            checkpoint_steps=config.checkpoint_steps,
             progress=self.progress,
         )
         self.adapters.train_only(())
@@ -196,16 +201,16 @@ class _Job:
         self.adapters.save(PHI, build.folder)
         info = MethodInfo("ccot", f"{self.ratio:f}", self.layer)
         info.save(build.folder)
-        # φ's layers up to l have not learned, so its inputs are those that were rolled out.
-        read = self._states(queries, context.rollouts, self._rolled_out, self.train_examples)
-        held_out = self._held_states()
-        draft = fit_draft(*read.answered, validation=held_out.answered)
+        # Only φ's layers above l may have learned, so the inputs that were rolled out before training are still right.
+        states = self._states(queries, context.rollouts, self._rollout_examples, self.train_examples)
+        held_out_states = self._held_out_states()
+        draft = fit_draft(*states.draft_data, validation=held_out_states.draft_data)
         draft.save(build.folder)
-        end = fit_end(fit_logistic(*read.label_ends).stricter(chosen.end_threshold), read.lower, read.last)
+        end = fit_end(fit_logistic(*states.end_data).stricter(config.end_threshold), states.lower, states.last)
         end.save(build.folder)
         method = CcotMethod(self.adapters, info, self.settings.decoding, end, draft)
         accuracy, mean_tokens = accuracy_of(method, self.held_out, self.settings.eval.batch_size, self.progress)
-        report = judge_end(end, *held_out.label_ends)
+        report = judge_end(end, *held_out_states.end_data)
         return TrainPsiResult(
             ratio=float(self.ratio),
             num_steps=training.optimiser.step_count,
@@ -213,45 +218,51 @@ class _Job:
             num_validation=len(self.held_out),
             validation_accuracy=accuracy,
             mean_tokens=mean_tokens,
-            target_tokens=sum(each.num_tokens for each in self.held_examples) / len(self.held_out),
+            target_tokens=sum(each.num_tokens for each in self.held_out_examples) / len(self.held_out),
             end={**asdict(report), "accuracy": report.accuracy},
             draft=draft.accuracy,
             decoding=caps(self.settings),
         )
 
-    def _held_states(self) -> "_States":
-        """Of the validation problems, with the true k."""
-        held = self.held_examples
-        queries = self._queries(held)
-        return self._states(queries, self._roll_out(queries, held), held, held)
+    def _held_out_states(self) -> "_States":
+        """Return the states of the validation problems' k contemplation tokens."""
+        examples = self.held_out_examples
+        queries = self._queries(examples)
+        return self._states(queries, self._roll_out(queries, examples), examples, examples)
 
     def _states(
-        self, queries: Queries, rollouts: Rollouts, rolled_out: list[PsiExample], examples: list[PsiExample]
+        self, queries: Queries, rollouts: Rollouts, rollout_examples: list[PsiExample], examples: list[PsiExample]
     ) -> "_States":
+        """Compute the states of the tokens of these rollouts.
+
+        Args:
+            rollout_examples: The examples with as many tokens as their rollouts.
+            examples: The examples with k tokens.
+        """
         context = RolloutContext(self.adapters, queries, rollouts, self.layer)
-        return _States(*token_states(context, rolled_out, batch_size=self._forward_size), examples)
+        return _States(*token_states(context, rollout_examples, batch_size=self._forward_size), examples)
 
 
 @dataclass(frozen=True)
 class _States:
-    """Raw states of every problem's contemplation tokens, k of them or more."""
+    """Raw states of every problem's contemplation tokens, k or more."""
 
     lower: list[Tensor]
-    """At index l: K, D of each."""
+    """At index l, by problem: K, D."""
     last: list[Tensor]
-    """At index L."""
+    """At index L, by problem: K, D."""
     examples: list[PsiExample]
-    """With the true k."""
+    """With k tokens each."""
 
     @property
-    def label_ends(self) -> tuple[Tensor, Tensor]:
-        """Every token's at index L up to the k-th, and whether it is that."""
+    def end_data(self) -> tuple[Tensor, Tensor]:
+        """What END learns from: states at index L of every problem's first k tokens (M, D), and which are k-th (M)."""
         return label_ends(self.last, [each.num_tokens for each in self.examples])
 
     @property
-    def answered(self) -> tuple[Tensor, Tensor]:
-        """Every problem's k-th token's at index L, and what its answer begins with."""
-        final_MD = torch.stack(
+    def draft_data(self) -> tuple[Tensor, Tensor]:
+        """What the draft learns from: states at index L of the k-th tokens (B, D), and the answers' first ids (B)."""
+        final_BD = torch.stack(
             [last_KD[each.num_tokens - 1] for last_KD, each in zip(self.last, self.examples, strict=True)]
         )
-        return final_MD, torch.tensor([each.answer[0] for each in self.examples], device=final_MD.device)
+        return final_BD, torch.tensor([each.answer[0] for each in self.examples], device=final_BD.device)

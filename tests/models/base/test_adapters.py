@@ -200,7 +200,10 @@ def test_a_model_that_is_let_go_leaves_memory_at_once(make_theta: MakeTheta, mer
         gc.enable()
 
 
-@pytest.mark.parametrize(("width", "rank", "is_merged"), [(192, 32, True), (1024, 64, False), (1024, 128, True)])
+@pytest.mark.parametrize(
+    ("width", "rank", "is_merged"),
+    [(192, 32, True), (1024, 64, False), (1024, 85, False), (1024, 86, True), (1024, 128, True)],
+)
 def test_a_learning_adapter_is_merged_if_that_costs_less(
     tokenizer: PreTrainedTokenizerFast, width: int, rank: int, is_merged: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""Decoder layers that rest in one place and come to another one at a time."""
+"""Decoder layers that rest in one place and come to another, one at a time."""
 
 import pytest
 import torch
@@ -59,9 +59,9 @@ def test_a_layer_for_which_there_is_no_room_stays_at_home(llama: Theta, monkeypa
 
 def test_what_is_not_in_a_layer_moves_at_once(theta: Theta) -> None:
     theta.blocks.to(torch.device("meta"), offload=True)
-    where = {name: tensor.device.type for name, tensor in theta.model.state_dict().items()}
-    assert {name for name, place in where.items() if place == "cpu"} == {
-        name for name in where if any(f".{each}." in name for each in ("layers", "h"))
+    places = {name: tensor.device.type for name, tensor in theta.model.state_dict().items()}
+    assert {name for name, place in places.items() if place == "cpu"} == {
+        name for name in places if any(f".{each}." in name for each in ("layers", "h"))
     }
     assert theta.device.type == "meta"
     assert theta.blocks.rotary is None or theta.blocks.rotary.inv_freq.device.type == "meta"

@@ -18,7 +18,7 @@ from ccot_cli.models.decoding.query import encode_query
 
 @torch.no_grad()
 def slow_rollout(adapters: Adapters, query: list[int], count: int) -> list[list[Tensor]]:
-    """Run the query under θ and all tokens under φ anew for every token, full depth.
+    """Run the query under θ and all tokens under φ again for every token, full depth.
 
     Returns each token's states at every index.
     """
@@ -70,7 +70,7 @@ def test_a_finished_rollout_replayed_in_one_pass_reproduces_every_token(adapters
 
 
 @torch.no_grad()
-def test_no_token_is_generated_after_an_end_that_was_foretold(theta: Theta, adapters: Adapters) -> None:
+def test_no_token_is_generated_after_an_end_that_was_predicted(theta: Theta, adapters: Adapters) -> None:
     sequence, first = encode_query(adapters, QUERIES, layer=LAYER)
     is_end, place = EndAfter(COUNTS), counting(1)
 

@@ -1,4 +1,4 @@
-"""Answers decoded under ψ against ψ run anew, and against transformers' own generation."""
+"""Answers decoded under ψ against ψ without a cache, and against transformers' own generation."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_a_draft_asks_for_no_position_that_is_not_there(make_theta: MakeTheta) -
         assert [len(row) for row in found[0].ids] == [min(5, free + 1), 5]
 
 
-def test_decoding_ends_where_a_row_is_done(theta: Theta, adapters: Adapters) -> None:
+def test_decoding_ends_when_a_row_is_done(theta: Theta, adapters: Adapters) -> None:
     start = [theta.encoder.answer_marker] * 3
     _, sequence = roll(adapters, QUERIES, COUNTS)
     free = decode(adapters, sequence, start, max_tokens=6).ids

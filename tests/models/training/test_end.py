@@ -10,7 +10,7 @@ from ccot_cli.tensors.probes import Logistic, fit_logistic
 # Labels and END's loss
 
 
-def test_the_last_of_each_problems_tokens_is_labelled_and_what_lies_behind_it_is_left_out() -> None:
+def test_the_last_of_each_problems_tokens_is_labelled_and_those_after_it_are_left_out() -> None:
     states = [torch.full((count, 2), float(number)) for number, count in enumerate((3, 1, 4))]
     last, labels = label_ends(states, [2, 1, 4])
     assert last[:, 0].tolist() == [0, 0, 1, 2, 2, 2, 2]
@@ -44,7 +44,7 @@ def test_end_finds_a_plane_that_separates() -> None:
 def test_the_hint_learns_what_the_rule_says_of_tokens_up_to_the_first_end() -> None:
     generator = torch.Generator().manual_seed(0)
     lower = [torch.randn(1 + number % 6, 3, generator=generator) for number in range(400)]
-    # The rule sees at L what the hint sees at l, turned round; behind its first END all is turned round once more.
+    # The rule sees at L what the hint sees at l, with the other sign; after the first END both signs are the same.
     last = [-each for each in lower]
     rule = Logistic(torch.tensor([0.0, 2.0, 0.0]), torch.tensor(-0.5))
     for low, high in zip(lower, last, strict=True):

@@ -51,6 +51,17 @@ def test_muon_steps_down_the_published_nesterov_momentum() -> None:
 # Rates and restarts
 
 
+def test_the_rate_rises_for_a_twentieth_of_the_steps_and_then_falls_to_zero() -> None:
+    weight = nn.Parameter(torch.zeros(2, 2))
+    optimiser, moves = Optimiser({"weight": weight}, learning_rate=0.1, num_steps=400), []
+    for _ in range(400):
+        before = weight.detach().clone()
+        descend(optimiser, weight.sum())  # every step of AdamW is as long as its rate then
+        moves.append(float((before - weight.detach())[0, 0]))
+    rises = [min(1.0, (step + 1) / 20) for step in range(400)]
+    assert moves == pytest.approx([0.1 * rise * (1 - step / 400) for step, rise in enumerate(rises)], rel=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_restart_forgets_the_moments_and_warms_up_again(kind: OptimiserName) -> None:
     def moves(restarts: Sequence[int]) -> list[float]:

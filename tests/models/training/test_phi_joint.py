@@ -21,7 +21,7 @@ from ccot_cli.tensors.losses import scaled_errors
 
 
 def slow_loss(adapters: Adapters, examples: list[GoldExample], is_gold: Callable[[int, int], bool]) -> torch.Tensor:
-    """Run the whole rollout anew for every token of every example, every layer token by token."""
+    """Run the whole rollout again for every token of every example, every layer token by token."""
     theta, losses = adapters.theta, []
     for number, example in enumerate(examples):
         inputs, count = [example.gold_JID[0, LAYER].float()], len(example.gold_JID) - 1
@@ -91,7 +91,9 @@ def test_in_bfloat16_phi_learns_what_it_learns_in_float32(make_theta: MakeTheta)
         theta = make_theta("llama")
         examples = phi_examples(theta, 12)
         theta.model.to(dtype)
-        losses.append(list(joint_training(shaken(theta), examples, epochs=6).steps()))
+        training = joint_training(shaken(theta), examples, epochs=6)
+        assert training.part_loss([0, 1], [0, 1]).dtype == torch.float32
+        losses.append(list(training.steps()))
     assert losses[1] == pytest.approx(losses[0], rel=0.03)
     assert sum(losses[1][-6:]) < 0.7 * sum(losses[1][:6])
 

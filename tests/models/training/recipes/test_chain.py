@@ -1,7 +1,10 @@
 """Recipes for written chains: cut short, or taken away from epoch to epoch."""
 
+from dataclasses import replace
 from itertools import pairwise
+from math import exp
 
+import pytest
 from conftest import shaken
 from setups import RATIO, examples_of, make_setup
 
@@ -40,3 +43,12 @@ def test_internalisation_goes_from_the_whole_chain_to_none(llama: Theta) -> None
     shortest = [len(marker) + len(each.answer) for each in setup.problems]
     assert left[6] == left[7] == shortest
     assert training.optimiser.restarts == [2 * epoch for epoch in range(7)]
+
+
+def test_internalisation_now_and_then_removes_a_token_more(llama: Theta) -> None:
+    setup = make_setup(shaken(llama, PSI))
+    training = ImplicitCotRecipe().training(replace(setup, problems=setup.problems[:1] * 3000))
+    for epoch, expected in ((0, 0.0), (1, exp(-4))):
+        lengths = [len(example.answer) for example in examples_of(training, epoch)]
+        shorter = sum(length < max(lengths) for length in lengths) / len(lengths)
+        assert shorter == pytest.approx(expected, abs=0.01)

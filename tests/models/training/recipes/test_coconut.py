@@ -9,7 +9,7 @@ from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.psi import answer_loss
 from ccot_cli.models.training.recipes.chain import CotRecipe
-from ccot_cli.models.training.recipes.coconut import THOUGHTS, CoconutContext, CoconutRecipe
+from ccot_cli.models.training.recipes.coconut import CoconutContext, CoconutRecipe
 
 
 def test_without_stages_latent_thoughts_are_the_written_chain(llama: Theta) -> None:
@@ -26,13 +26,14 @@ def test_latent_thoughts_replace_one_line_more_with_every_stage(llama: Theta) ->
     seen = []
     for epoch in range(12):
         examples = examples_of(training, epoch)
-        [stage] = {example.num_tokens // THOUGHTS for example in examples}
+        # Two thoughts for a line, as published.
+        [stage] = {example.num_tokens / 2 for example in examples}
         seen.append(stage)
         for example, problem in zip(examples, setup.problems, strict=True):
             text = llama.encoder.decode(example.answer)
             chain = llama.encoder.decode(problem.chain).split("\n")
-            assert text.startswith("\n".join(chain[stage:]))
-            assert text.count("=") == "\n".join(chain[stage:]).count("=")
+            assert text.startswith("\n".join(chain[int(stage) :]))
+            assert text.count("=") == "\n".join(chain[int(stage) :]).count("=")
     assert seen[0] == 0
     assert seen[-3:] == [most] * 3
     assert seen == sorted(seen)
