@@ -2,6 +2,7 @@
 
     python examples/train_embedded.py                     # everything, hours on two cores
     python examples/train_embedded.py --only methods      # the methods and the card again, with the θ that is shipped
+    python examples/train_embedded.py --only domain       # the record of the training questions, in seconds
 
 After an interruption, the same command resumes. Results go to src/ccot_cli/embedded/, checkpoints and logs to
 build/embedded/.
@@ -28,16 +29,18 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli.cli.console import TerminalProgress
-from ccot_cli.config import override
-from ccot_cli.data.problems import Problem, split_solution
+from ccot_cli.config import Settings, override
+from ccot_cli.data.domain import Domain
+from ccot_cli.data.problems import Problem, load_training, split_solution
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
-from ccot_cli.data.word_problems import MEDIUM, WIDE, Limits, generate
+from ccot_cli.data.word_problems import MEDIUM, NOUNS, PEOPLE, WIDE, Limits, generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER
 from ccot_cli.models.training.loop import write_lines
 from ccot_cli.names import TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
+from ccot_cli.stages.ask import DOMAIN_FILE
 from ccot_cli.stages.methods import METHODS_FOLDER, baseline_key
 from ccot_cli.tensors.masks import pad_right
 from ccot_cli.workspace.workspace import Workspace
@@ -301,6 +304,13 @@ CONTINUED_SETTINGS: dict[str, Any] = {
 """What differs further if φ starts from another ratio's."""
 
 
+def make_domain() -> Domain:
+    """Record the questions that φ and ψ learn from, so that `ccot ask` notices others."""
+    training = load_training(override(Settings(), SHIPPED_SETTINGS).data)
+    questions = (problem.question for problem in training.train)
+    return Domain.learn(questions, people=PEOPLE, objects=[plural for _, plural in NOUNS])
+
+
 def ship(source: Path, target: Path) -> None:
     """Copy the files that answering needs, with adapters in bfloat16.
 
@@ -400,8 +410,8 @@ Exact match by number of steps:
 
 def main(
     only: Annotated[
-        Literal["all", "theta", "methods", "card"],
-        typer.Option(help="Which part to make; the methods come with a new card."),
+        Literal["all", "theta", "methods", "domain", "card"],
+        typer.Option(help="Which part to make; the methods come with a new record and card."),
     ] = "all",
     test: Annotated[int, typer.Option(help="Number of test problems for the card.")] = 1000,
 ) -> None:
@@ -410,6 +420,8 @@ def main(
         train_theta()
     if only in ("all", "methods"):
         train_methods()
+    if only in ("all", "methods", "domain"):
+        make_domain().save(DOMAIN_FILE)
     if only in ("all", "methods", "card"):
         # If θ was not trained here, its record is the one that is shipped with it.
         path = THETA_RECORD if THETA_RECORD.exists() else EMBEDDED_FOLDER / "metrics.json"

@@ -28,7 +28,9 @@ def test_override_refuses_what_a_file_may_not_say(name: str, value: object, mess
 
 
 def test_settings_without_effect_on_the_result_do_not_change_a_stages_config() -> None:
-    same = override(Settings(), {"model.device": "cuda", "model.offload": True, "precompute.batch_tokens": 1})
+    same = override(
+        Settings(), {"model.device": "cuda", "model.offload": True, "model.threads": 3, "precompute.batch_tokens": 1}
+    )
     other = override(Settings(), {"precompute.scorer_layer": 2})
     assert stage_config(same, "precompute") == stage_config(Settings(), "precompute")
     assert stage_config(other, "precompute") != stage_config(Settings(), "precompute")

@@ -125,7 +125,9 @@ def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(
 def test_the_first_answer_merges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asker = Asker(None, Settings(), Decimal("0.1"))
     # What merging asks PEFT for.
-    monkeypatch.setattr(LoraLinear, "get_delta_weight", lambda *args: pytest.fail("merged while an answer is waited for"))
+    monkeypatch.setattr(
+        LoraLinear, "get_delta_weight", lambda *args: pytest.fail("merged while an answer is waited for")
+    )
     assert asker.answer([QUESTION])[0].answer == "38"
 
 

@@ -42,7 +42,11 @@ def test_a_number_written_as_1e_4_is_a_number(tmp_path: Path) -> None:
         ("\nratios: [0.1, 2]", "line 2: ratios.1: a ratio lies between 0 and 1, 2 does not", ""),
         ("train_phi:\n  learning_rate: .nan", "line 2: train_phi.learning_rate: input should be", ""),
         # Settings that are no more.
-        ("train_psi:\n  unfreeze: all", "line 2: train_psi.unfreeze: input should be 'none' or 'above' (got 'all')", ""),
+        (
+            "train_psi:\n  unfreeze: all",
+            "line 2: train_psi.unfreeze: input should be 'none' or 'above' (got 'all')",
+            "",
+        ),
         ("train_phi: {through_rollout: yes}", "line 1: no setting is called train_phi.through_rollout", ""),
         ("score: {ceiling_steps: 9}", "line 1: no setting is called score.ceiling_steps", ""),
         ("data:\n  limit: 1\n  limit: 2", "line 3: limit is set twice", ""),

@@ -91,13 +91,15 @@ class ModelConfig(Section):
     """The base model [θ]."""
 
     name: str = EMBEDDED
-    """`embedded`, a folder (relative to here), or a Hugging Face name."""
+    """`embedded`, a folder (relative to this file), or a Hugging Face name."""
     revision: str | None = None
     """Branch, tag or commit on the Hugging Face hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: float32 on a CPU; the checkpoint's on a GPU, but bfloat16 for float16."""
     device: str = "auto"
     """`auto`: a CUDA GPU if there is one, else the CPU."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of the CPU; null: as many as other processes leave cores free."""
     offload: bool = False
     """Keep layers in main memory, move them to the GPU one by one: for a large θ."""
     prompt: Annotated[str, AfterValidator(check_prompt)] = "{question}\n"
@@ -110,7 +112,7 @@ class DataConfig(Section):
     """Where problems come from."""
 
     source: str = EMBEDDED
-    """`embedded`, a .jsonl/.csv/.parquet file (relative to here), or a hub data set."""
+    """`embedded`, a .jsonl/.csv/.parquet file (relative to this folder), or a hub data set."""
     subset: str | None = None
     """Configuration of the hub data set."""
     split: str = "train"
@@ -173,7 +175,7 @@ class TrainPhiConfig(Section):
     """The generator of contemplation tokens [CCOT_φ]."""
 
     schedule: Schedule = "joint"
-    """All layers at once on φ's own rollouts, or layer by layer as in the paper."""
+    """`joint`: all layers at once, on φ's own rollouts; `layerwise`: as in the paper."""
     autoregressive_layer: int = Field(default=7, ge=1)
     """Hidden-state index fed back as the next input [l]."""
     lora_rank: int = Field(default=64, ge=1)
@@ -218,7 +220,7 @@ class TrainPsiConfig(Section):
     learning_rate: float = Field(default=4e-3, gt=0)
     """Highest learning rate of the schedule."""
     unfreeze: Unfreeze = "above"
-    """Layers of φ that learn from the answer: none, or those above l as in the paper."""
+    """Layers of φ that learn from the answer; in the paper those above l."""
     ends: Ends = "exact"
     """Length of training rollouts: k, or up to 2 more as often as END might miss k."""
     end_threshold: float = 0.0
@@ -292,7 +294,7 @@ _SECTIONS = {
     "eval": ("eval", "decoding"),
 }
 _WITHOUT_EFFECT = {
-    "model": {"device", "offload"},
+    "model": {"device", "offload", "threads"},
     "data": {"test_source", "test_split"},
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
     "train_phi": {"checkpoint_steps", "micro_batch_size"},

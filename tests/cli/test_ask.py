@@ -32,9 +32,7 @@ def test_ask_in_json_tells_what_it_cost(trained: Path, capsys: Output) -> None:
     assert fields["contemplation_tokens"] >= 1
 
 
-def test_every_line_of_input_gets_a_line_in_order(
-    trained: Path, capsys: Output, tmp_path: Path
-) -> None:
+def test_every_line_of_input_gets_a_line_in_order(trained: Path, capsys: Output, tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     lines = [json.dumps({"id": number, "question": QUESTION}) for number in range(40)]
     path.write_text("\n".join([*lines[:3], "no json", json.dumps({"id": "x", "question": " "}), *lines[3:]]) + "\n")
@@ -105,18 +103,14 @@ def test_a_line_that_comes_alone_is_answered_alone(
 
 
 @pytest.mark.parametrize("arguments", [[""], ["   "], [QUESTION, "--input", "x"], ["--input", "nowhere.jsonl"]])
-def test_a_question_that_is_none_is_exit_2(
-    trained: Path, capsys: Output, arguments: list[str]
-) -> None:
+def test_a_question_that_is_none_is_exit_2(trained: Path, capsys: Output, arguments: list[str]) -> None:
     out, err = output(capsys, "ask", *arguments, code=2)
     assert out == ""
     assert "error:" in err
     assert "fix:" in err
 
 
-def test_a_ratio_that_was_not_trained_is_exit_3_and_lists_those_that_were(
-    trained: Path, capsys: Output
-) -> None:
+def test_a_ratio_that_was_not_trained_is_exit_3_and_lists_those_that_were(trained: Path, capsys: Output) -> None:
     out, err = output(capsys, "ask", QUESTION, "--ratio", "0.37", code=3)
     assert out == ""
     assert "trained: 0, 0.1, 1" in err

@@ -46,6 +46,24 @@ class TestDoctor:
         assert app.run(["doctor", "--format", "json"]) == 0
         assert self.findings(capsys)["libraries"][0].startswith("ccot is not installed")
 
+    @pytest.mark.parametrize(
+        ("variable", "busy", "shown"),
+        [
+            ("", 0, "4"),
+            ("", 3, "1; other processes keep 3 of 4 cores busy"),
+            ("4", 3, "4 (OMP_NUM_THREADS); other processes keep 3 of 4 cores busy"),
+        ],
+    )
+    def test_threads_are_those_in_use_and_it_says_who_takes_the_cores(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: Output, variable: str, busy: int, shown: str
+    ) -> None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+        monkeypatch.setattr("os.cpu_count", lambda: 4)
+        monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+        monkeypatch.setattr("ccot_cli.models.base.threads.busy_cores", lambda: busy)
+        assert app.run(["doctor", "--format", "json"]) == 0
+        assert self.findings(capsys)["threads"] == (shown, True)
+
     def test_a_model_is_diagnosed_only_when_asked(self, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
         asked = []
         monkeypatch.setattr("ccot_cli.models.base.theta.diagnose", lambda name: asked.append(name) or ["4 layers"])
@@ -65,9 +83,7 @@ class TestDoctor:
         assert self.findings(capsys)["model"] == ("m has no layers; use another", False)
 
 
-def test_doctor_says_whether_a_model_works(
-    here: Path, model_folder: Path, capsys: Output, tmp_path: Path
-) -> None:
+def test_doctor_says_whether_a_model_works(here: Path, model_folder: Path, capsys: Output, tmp_path: Path) -> None:
     out, _ = output(capsys, "doctor", "--model", str(model_folder))
     assert "LlamaForCausalLM" in out
     output(capsys, "doctor", "--model", str(tmp_path / "nowhere"), code=1)

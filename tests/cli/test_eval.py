@@ -27,9 +27,7 @@ def test_eval_draws_a_table_and_says_where_it_is_kept(trained: Path, capsys: Out
 
 
 @pytest.mark.parametrize("named", [["--methods", "cot, ccot"], ["--method", "cot", "--method", "ccot"]])
-def test_methods_are_named_one_by_one_or_separated_by_commas(
-    trained: Path, capsys: Output, named: list[str]
-) -> None:
+def test_methods_are_named_one_by_one_or_separated_by_commas(trained: Path, capsys: Output, named: list[str]) -> None:
     out, _ = output(capsys, "eval", *named, "--limit", "2", "--format", "json", "--no-save")
     assert {row["method"] for row in json.loads(out)["rows"]} == {"ccot", "cot"}
 
@@ -56,9 +54,7 @@ def test_eval_of_longer_problems_counts_their_steps(trained: Path, capsys: Outpu
     assert "steps are a range" in err
 
 
-def test_methods_are_chosen_by_name_and_shown_in_every_format(
-    trained: Path, capsys: Output
-) -> None:
+def test_methods_are_chosen_by_name_and_shown_in_every_format(trained: Path, capsys: Output) -> None:
     out, _ = output(capsys, "eval", "--limit", "4", "--methods", "direct,few-shot", "--format", "json")
     result = json.loads(out)
     assert [row["method"] for row in result["rows"]] == ["direct", "few-shot"]

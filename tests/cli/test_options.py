@@ -60,26 +60,20 @@ class TestOptions:
 
 @pytest.mark.parametrize("ratio", ["0", "1", "1.5", "-0.1", "nan", "much"])
 @pytest.mark.parametrize("command", ["score", "train-phi"])
-def test_a_ratio_without_tokens_is_exit_2(
-    here: Path, capsys: Output, command: str, ratio: str
-) -> None:
+def test_a_ratio_without_tokens_is_exit_2(here: Path, capsys: Output, command: str, ratio: str) -> None:
     out, err = output(capsys, command, f"--ratio={ratio}", code=2)
     assert out == ""
     assert "ratio" in err
 
 
 @pytest.mark.parametrize("ratio", ["1.5", "-0.1", "nan", "much", ""])
-def test_an_impossible_ratio_is_exit_2_before_anything_is_loaded(
-    here: Path, capsys: Output, ratio: str
-) -> None:
+def test_an_impossible_ratio_is_exit_2_before_anything_is_loaded(here: Path, capsys: Output, ratio: str) -> None:
     out, err = output(capsys, "ask", QUESTION, f"--ratio={ratio}", code=2)
     assert out == ""
     assert "a ratio" in err
 
 
-def test_flags_override_settings_and_do_not_make_the_stage_stale(
-    here: Path, capsys: Output
-) -> None:
+def test_flags_override_settings_and_do_not_make_the_stage_stale(here: Path, capsys: Output) -> None:
     output(capsys, "precompute", "--limit", "5", "--seed", "3")
     artifact = Workspace.open(here).require("precompute")
     assert artifact.manifest.summary["num_train"] == 5
@@ -95,7 +89,9 @@ def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
     # The program runs once; whatever else runs in this process was not typed.
     assert copy_context().run(app.main, []) == 0
     output(capsys, "score")
-    commands = [Workspace.open(here).require(*place).manifest.command for place in (("precompute",), ("score", "r0.10"))]
+    commands = [
+        Workspace.open(here).require(*place).manifest.command for place in (("precompute",), ("score", "r0.10"))
+    ]
     assert commands == [("precompute", "--limit", "5"), ()]
     out, _ = output(capsys, "status", "--format", "json")
     assert json.loads(out)["next"] == "ccot train-phi"

@@ -1,10 +1,12 @@
 """What the commands of the pipeline have in common: a result, the next command, and one exit code for each fault."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from ccot_cli.cli import demo
 from cli.running import QUESTION, Output, output
 
 
@@ -34,9 +36,7 @@ def test_a_command_speaks_json(trained: Path, capsys: Output, command: str) -> N
 @pytest.mark.parametrize(
     ("command", "first"), [("score", "precompute"), ("train-phi", "score"), ("train-psi", "precompute")]
 )
-def test_a_missing_stage_is_exit_3_and_named(
-    here: Path, capsys: Output, command: str, first: str
-) -> None:
+def test_a_missing_stage_is_exit_3_and_named(here: Path, capsys: Output, command: str, first: str) -> None:
     out, err = output(capsys, command, code=3)
     assert out == ""
     assert f"no finished '{first}' stage" in err
@@ -50,7 +50,9 @@ def test_answering_needs_no_hidden_states(trained: Path, capsys: Output) -> None
     assert output(capsys, "ask", QUESTION)[0] == expected
     output(capsys, "eval", "--no-save")
     out, _ = output(capsys, "status")
-    assert "is missing or has another size" in next(line for line in out.splitlines() if line.startswith("  precompute"))
+    assert "is missing or has another size" in next(
+        line for line in out.splitlines() if line.startswith("  precompute")
+    )
     output(capsys, "train-phi", "--seed", "1", code=4)
 
 
@@ -73,3 +75,45 @@ def test_a_read_only_workspace_answers(trained: Path, capsys: Output) -> None:
     output(capsys, "eval", "--no-save")
     output(capsys, "status")
     assert snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ask", QUESTION],
+        ["eval", "--no-save", "--limit", "1", "--method", "direct"],
+        ["precompute", "--dry-run"],
+        ["score", "--selector", "last"],
+        ["train-phi", "--epochs", "1", "--taught-epochs", "0", "--seed", "1"],
+        ["train-psi", "--seed", "1"],
+        ["train-baseline", "cot"],
+        ["sweep", "--seed", "1"],
+        ["bench", "--repeats", "1", "--batch-size", "1", "--chain", "4"],
+        ["bench", "--repeats", "1", "--batch-size", "1", "--chain", "4", "--shape", "2x64"],
+    ],
+)
+def test_every_command_that_computes_takes_a_number_of_threads(
+    trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    asked = []
+    for module in ("models.base.theta", "stages.bench"):
+        monkeypatch.setattr(f"ccot_cli.{module}.use_threads", asked.append)
+    output(capsys, *arguments, "--threads", "3")
+    assert set(asked) == {3}
+
+
+def test_the_demo_hands_its_number_of_threads_to_every_stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for module, name in (
+        ("precompute", "precompute"),
+        ("score", "score"),
+        ("train_phi", "train_phi"),
+        ("train_psi", "train_psi"),
+        ("train_baseline", "train_baseline"),
+        ("eval", "evaluate"),
+        ("ask", "ask"),
+    ):
+        stage = import_module(f"ccot_cli.cli.{module}")
+        monkeypatch.setattr(stage, name, lambda *given, **options: seen.append(options["threads"]))
+    demo.demo(folder / "new", threads=3)
+    assert seen == [3] * 8

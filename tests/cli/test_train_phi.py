@@ -5,9 +5,7 @@ from pathlib import Path
 from cli.running import QUESTION, Output, output
 
 
-def test_training_that_diverges_at_its_end_is_exit_7_and_leaves_what_was_there(
-    trained: Path, capsys: Output
-) -> None:
+def test_training_that_diverges_at_its_end_is_exit_7_and_leaves_what_was_there(trained: Path, capsys: Output) -> None:
     settings = (trained / "ccot.yaml").read_text()
     before = (trained / "train-phi" / "r0.10" / "manifest.json").read_bytes()
     (trained / "ccot.yaml").write_text(

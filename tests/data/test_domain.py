@@ -2,15 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from conftest import GSM8K, SHARED
+from examples.scripts import script
 
 from ccot_cli.data.domain import EDGE, MOST_QUOTED, TOKEN, Domain, Sentence, read_sentences
-from ccot_cli.data.word_problems import NOUNS, PEOPLE, WIDE, Limits, Split, generate
+from ccot_cli.data.word_problems import NOUNS, PEOPLE, WIDE, Split, generate
 
 MWP = SHARED / "data" / "mwp" / "train.jsonl"
 SHIPPED = Path(__file__).parents[2] / "src" / "ccot_cli" / "embedded" / "domain.json"
@@ -84,48 +84,43 @@ def test_nothing_of_a_training_question_is_outside(small: Domain, question: str)
     assert small.outside(question) == ""
 
 
+def test_other_people_other_objects_and_numbers_from_other_questions_are_inside(small: Domain) -> None:
+    assert small.outside("Zoe has 3 shells. Zoe buys 9 more shells. How many shells does Zoe have?") == ""
+
+
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("old", "new", "reason"),
     [
-        # Other people, other objects, and numbers from other questions, are no difference.
-        (lambda question: question.replace("Mia", "Zoe").replace("pens", "shells").replace("12", "3"), ""),
-        (lambda question: question.replace("buys", "eats and buys"), "unknown words: eats, and"),
-        (lambda question: question.replace("Mia has 12", "Sarah has twelve"), "unknown words: Sarah, twelve"),
-        (lambda question: question.replace("Mia has", "mia has"), "unknown words: mia"),
-        (lambda question: question.replace("Mia buys", "Mia's Ben buys"), "unknown words: Mia's"),
-        (lambda question: question.replace("more pens", "pens more"), "unknown sentence: 'Mia buys 7 pens more.'"),
-        (lambda question: question.replace("Mia buys", "Ben buys"), "unknown sentence: 'Ben buys 7 more pens.'"),
-        (lambda question: question.replace("more pens", "more books"), "unknown sentence: 'Mia buys 7 more books.'"),
-        (lambda question: question.replace(". Mia buys", ".  Mia buys"), "unknown sentence: ' Mia buys 7 more pens.'"),
+        ("buys", "eats and buys", "unknown words: eats, and"),
+        ("Mia has 12", "Sarah has twelve", "unknown words: Sarah, twelve"),
+        ("Mia has", "mia has", "unknown words: mia"),
+        ("Mia buys", "Mia's Ben buys", "unknown words: Mia's"),
+        ("buys", "x" * 100, f"unknown words: {'x' * (MOST_QUOTED - 1)}…"),
+        ("more pens", "pens more", "unknown sentence: 'Mia buys 7 pens more.'"),
+        ("Mia buys", "Ben buys", "unknown sentence: 'Ben buys 7 more pens.'"),
+        ("more pens", "more books", "unknown sentence: 'Mia buys 7 more books.'"),
+        (". Mia buys", ".  Mia buys", "unknown sentence: ' Mia buys 7 more pens.'"),
+        (". Mia buys", ".\nMia buys", r"unknown sentence: 'Mia has 12 pens.\nMia buys 7 more pens.'"),
+        ("7", "5000", "numbers never seen there: 5000"),
+        ("7", "5,000", "numbers never seen there: 5,000"),
+        ("12", "2.5", "numbers never seen there: 2.5"),
+        ("7", "07", "numbers never seen there: 07"),
+        ("7", "9" * 5000, f"numbers never seen there: {'9' * (MOST_QUOTED - 1)}…"),
+        # It is known as a first amount only.
+        ("7", "12", "numbers never seen there: 12"),
+        ("Mia buys 7 more pens. ", "", f"a sentence in an unknown place: '{CLOSING}'"),
         (
-            lambda question: question.replace("7 more pens. ", "7 more pens.\n"),
-            r"unknown sentence: 'Mia buys 7 more pens.\nHow many pens does Mia have?'",
-        ),
-        (lambda question: question.replace("7", "5000"), "numbers never seen there: 5000"),
-        (lambda question: question.replace("7", "5,000").replace("12", "2.5"), "numbers never seen there: 2.5, 5,000"),
-        (lambda question: question.replace("7", "07"), "numbers never seen there: 07"),
-        (lambda question: question.replace("7", "9" * 5000), f"numbers never seen there: {'9' * (MOST_QUOTED - 1)}…"),
-        # 12 is known, but only as a first amount.
-        (lambda question: question.replace("7", "12"), "numbers never seen there: 12"),
-        (
-            lambda question: question.replace("Mia buys 7 more pens. ", ""),
-            f"a sentence in an unknown place: '{CLOSING}'",
-        ),
-        (
-            lambda question: (
-                question.removesuffix(CLOSING) + f"Mia loses 2 of the pens. Mia buys 9 more pens. {CLOSING}"
-            ),
+            CLOSING,
+            f"Mia loses 2 of the pens. Mia buys 9 more pens. {CLOSING}",
             "a sentence in an unknown place: 'Mia buys 9 more pens.'",
         ),
-        (
-            lambda question: question.removesuffix(f" {CLOSING}"),
-            "a sentence in an unknown place: 'Mia buys 7 more pens.'",
-        ),
-        (lambda question: f"{question} {CLOSING}", f"a sentence in an unknown place: '{CLOSING}'"),
+        (f" {CLOSING}", "", "a sentence in an unknown place: 'Mia buys 7 more pens.'"),
+        (CLOSING, f"{CLOSING} {CLOSING}", f"a sentence in an unknown place: '{CLOSING}'"),
     ],
+    ids=range(20),
 )
-def test_a_change_is_outside_and_the_reason_quotes_it(small: Domain, change: Callable[[str], str], reason: str) -> None:
-    assert small.outside(change(LEARNED[0])) == reason
+def test_a_change_is_outside_and_the_reason_quotes_it(small: Domain, old: str, new: str, reason: str) -> None:
+    assert small.outside(LEARNED[0].replace(old, new)) == reason
 
 
 @pytest.mark.parametrize("question", ["", " ", "5", "???", "{number}", "{same person} has {number} pens.", "\ud800"])
@@ -164,7 +159,7 @@ def test_the_shipped_record_is_small_and_knows_every_name_and_object(shipped: Do
     assert shipped.objects == set(PLURALS)
     assert shipped.words > {"twice", "minutes", "note", "library", "Zoe", "shells"}
     assert shipped.patterns[EDGE].followers == {"{other person} has {number} {other objects}."}
-    assert sorted(shipped.lengths.values()) == [(3, 9)] * 2 + [(4, 10)] * 3
+    assert sorted(shipped.lengths.values()) == [(3, 9), (4, 9)] + [(4, 10)] * 3
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -181,7 +176,7 @@ def test_stories_of_other_lengths_are_outside(shipped: Domain, steps: int) -> No
 def test_a_number_that_training_did_not_have_there_is_outside(shipped: Domain) -> None:
     problems = islice(generate("test", limits=WIDE), 2000)
     wide = [each.question for each in problems if re.search(r"(buys|finds|picks|loses|uses) [3-9]\d", each.question)]
-    assert len(wide) > 200
+    assert len(wide) > 100
     assert all(shipped.outside(question) for question in wide)
 
 
@@ -197,5 +192,4 @@ def test_no_question_that_people_wrote_is_called_inside(shipped: Domain, path: P
 
 @pytest.mark.slow
 def test_the_shipped_record_is_what_the_problems_of_the_shipped_adapters_give(shipped: Domain) -> None:
-    learned = Domain.learn(questions(30_000, "train", limits=Limits()), people=PEOPLE, objects=PLURALS)
-    assert learned == shipped
+    assert script("train_embedded.py").make_domain() == shipped

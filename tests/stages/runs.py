@@ -15,7 +15,7 @@ from ccot_cli.models.base.theta import load_theta
 from ccot_cli.names import BaselineName
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_baseline, train_phi, train_psi
-from ccot_cli.stages.inputs import read_problems
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.workspace.workspace import Workspace
 
 RATIO = Decimal("0.1")

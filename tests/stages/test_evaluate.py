@@ -119,7 +119,10 @@ def test_methods_are_compared_with_answering_at_once_and_with_ccot_of_their_rati
 
         def load(self, name: str, ratio: float) -> Scripted:
             tests = sorted(load_test(self.data, limit=4, seed=0), key=lambda problem: len(problem.question))
-            said = {each.question: each.answer if mark else "?" for each, mark in zip(tests, known[name, ratio], strict=True)}
+            said = {
+                each.question: each.answer if mark else "?"
+                for each, mark in zip(tests, known[name, ratio], strict=True)
+            }
             return Scripted(said, [Seconds(1, 1, 1)] * 3, name, Decimal(str(ratio)))
 
     monkeypatch.setattr(evaluate, "find_methods", lambda workspace, settings: Shelf({}))

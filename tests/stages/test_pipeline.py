@@ -296,7 +296,9 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
     assert rows[1] == rows[0]
 
 
-def test_an_interrupted_training_continues_on_another_device(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_training_continues_on_another_device(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pretended(monkeypatch) as device:
         run = make_run("run", **FEW, **{"model.device": device, "train_phi.checkpoint_steps": 1})
         run.precompute()

@@ -15,7 +15,7 @@ from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import CorruptError, DivergedError, ResourceError, UsageError
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
-from ccot_cli.stages.inputs import read_problems
+from ccot_cli.stages.problems import read_problems
 from stages.runs import MakeRun, Stopping, Told, same_tensors
 
 

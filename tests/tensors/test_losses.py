@@ -35,3 +35,9 @@ def test_huber_is_the_square_near_zero_and_the_distance_far_away() -> None:
     torch.testing.assert_close(found, 2 * torch.nn.functional.huber_loss(distances, torch.zeros(5), reduction="none"))
     found.sum().backward()
     torch.testing.assert_close(distances.grad, torch.tensor([0.0, 0.6, 2.0, 2.0, 2.0]))
+
+
+def test_errors_of_half_precision_states_are_computed_in_float32() -> None:
+    z, z_hat = torch.randn(2, 2, 3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    torch.testing.assert_close(scaled_mse(z_hat, z, mask), scaled_mse(z_hat.float(), z.float(), mask), rtol=0, atol=0)

@@ -18,6 +18,7 @@ from ccot_cli.cli import (
     eval,
     init,
     precompute,
+    problems,
     score,
     status,
     sweep,
@@ -39,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("ask", rich_help_panel="Use")(ask.ask)
+app.command("problems", rich_help_panel="Use")(problems.problems)
 app.command("eval", rich_help_panel="Use")(eval.evaluate)
 app.command("demo", rich_help_panel="Use")(demo.demo)
 app.command("init", rich_help_panel="Train")(init.init)
@@ -73,7 +75,7 @@ def ccot(
 ) -> None:
     """Reason in a few continuous tokens, answer in text: Compressed Chain of Thought.
 
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?"
     ccot demo                 train every stage on the model in the package, in minutes
     """
     if context.invoked_subcommand is None:

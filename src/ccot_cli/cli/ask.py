@@ -18,6 +18,7 @@ from ccot_cli.cli.options import (
     DeviceOption,
     EngineOption,
     FormatOption,
+    ThreadsOption,
     WorkspaceOption,
     read_ratio,
     resolve_anywhere,
@@ -68,21 +69,24 @@ def ask(
     ] = None,
     folder: WorkspaceOption = None,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     engine: EngineOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --ratio 0.2
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --method cot
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?"
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --ratio 0.2
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --method cot
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     """
     if question is not None and input is not None:
         raise UsageError("a question and --input were both given", fix="give one of them")
     single = _read_question(question) if input is None else ""
     groups = _open_lines(input) if input is not None else ()
-    workspace, settings, _ = resolve_anywhere(folder, {"model.device": device, "decoding.engine": engine})
+    workspace, settings, _ = resolve_anywhere(
+        folder, {"model.device": device, "model.threads": threads, "decoding.engine": engine}
+    )
     from ccot_cli.stages.ask import Asker
     from ccot_cli.stages.methods import CCOT, USUAL_RATIO
 
@@ -91,6 +95,11 @@ def ask(
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO}")
     if input is None:
         result = asker.ask(single)
+        if result.outside:
+            print_note(
+                f"warning: the model in the package has not learned questions like this ({result.outside});"
+                " its answer is a guess"
+            )
         if format == "json":
             print_json(_to_json(result))
             return
@@ -103,7 +112,7 @@ def ask(
 
 def _to_json(result: "AskResult") -> dict[str, Any]:
     fields = asdict(result)
-    del fields["text"]
+    del fields["text"], fields["outside"]
     return fields
 
 
@@ -123,22 +132,31 @@ class ParsedLine(NamedTuple):
 def _answer_lines(asker: "Asker", groups: Iterable[list[Line]], source: str) -> None:
     """Print one JSON object for each line, in order; for a line that cannot be answered it says why.
 
+    A warning at the end counts the questions that are not in the model's domain.
+
     Raises:
         UsageError: after the last line, if one or more could not be answered.
     """
-    num_bad = num_lines = 0
+    num_bad = num_outside = num_lines = 0
     total = sum(map(len, groups)) if isinstance(groups, list) else None
     with TerminalProgress().task("answers", total=total, unit="questions") as advance:
         for group in groups:
             parsed = [_parse(asker, content) for _, content in group]
             questions = [each.question for each in parsed if not each.error]
-            results = iter(asker.answer(questions) if questions else [])
+            answered = asker.answer(questions) if questions else []
+            num_outside += sum(bool(result.outside) for result in answered)
+            results = iter(answered)
             for (number, _), line in zip(group, parsed, strict=True):
                 num_lines += 1
                 num_bad += bool(line.error)
                 outcome = {"line": number, "error": line.error} if line.error else _to_json(next(results))
                 print_json({**line.echoed, **outcome})
                 advance()
+    if num_outside:
+        print_note(
+            f'warning: "in_domain" is false on {num_outside:,} of {num_lines:,} lines: the model in the package has not'
+            " learned such questions; these answers are guesses"
+        )
     if num_bad:
         raise UsageError(
             f"{num_bad:,} of {num_lines:,} lines of {source} could not be answered",

@@ -11,6 +11,7 @@ from ccot_cli.cli.options import (
     DeviceOption,
     RatioOption,
     TableFormatOption,
+    ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
     resolve_anywhere,
@@ -51,6 +52,7 @@ def bench(
     answer: Annotated[int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=WHAT)] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Timed rounds, after a warm-up.", rich_help_panel=HOW)] = 5,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     format: TableFormatOption = "text",
 ) -> None:
     """Time contemplation tokens against the explicit chain and transformers' generate.
@@ -60,7 +62,7 @@ def bench(
 
     Lengths are fixed, so the weights do not matter. The methods take turns, and times are compared within a round.
     """
-    _, settings, _ = resolve_anywhere(folder, {"model.device": device})
+    _, settings, _ = resolve_anywhere(folder, {"model.device": device, "model.threads": threads})
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.bench import Lengths, run
 

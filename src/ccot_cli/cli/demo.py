@@ -9,7 +9,7 @@ import typer
 
 from ccot_cli.cli import ask, eval, init, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.cli.console import print_line, print_note
-from ccot_cli.cli.options import WHERE
+from ccot_cli.cli.options import WHERE, ThreadsOption
 from ccot_cli.errors import UsageError
 from ccot_cli.names import SETTINGS_FILE
 
@@ -26,6 +26,7 @@ def demo(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The workspace to make, or to continue.", rich_help_panel=WHERE)
     ] = Path("ccot-demo"),
+    threads: ThreadsOption = None,
 ) -> None:
     """Train every stage on the embedded model in minutes, show a table of results, and answer a question.
 
@@ -37,24 +38,24 @@ def demo(
     if not (folder / SETTINGS_FILE).exists():
         _show("init", str(folder))
         init.init(folder)
-    where = ("-w", str(folder))
+    where = ("-w", str(folder), *(("--threads", str(threads)) if threads else ()))
     _show("precompute", *where, "--limit", str(NUM_TRAIN), "--steps", *map(str, STEPS))
-    precompute.precompute(folder=folder, limit=NUM_TRAIN, steps=STEPS)
+    precompute.precompute(folder=folder, limit=NUM_TRAIN, steps=STEPS, threads=threads)
     _show("score", *where, "--ratio", f"{RATIO}")
-    score.score(folder=folder, ratio=[RATIO])
+    score.score(folder=folder, ratio=[RATIO], threads=threads)
     epochs = ("--taught-epochs", str(TAUGHT_EPOCHS), "--epochs", str(EPOCHS))
     _show("train-phi", *where, "--ratio", f"{RATIO}", *epochs)
-    train_phi.train_phi(folder=folder, ratio=[RATIO], taught_epochs=TAUGHT_EPOCHS, epochs=EPOCHS)
+    train_phi.train_phi(folder=folder, ratio=[RATIO], taught_epochs=TAUGHT_EPOCHS, epochs=EPOCHS, threads=threads)
     _show("train-psi", *where, "--ratio", f"{RATIO}", "--epochs", str(ANSWER_EPOCHS))
-    train_psi.train_psi(folder=folder, ratio=[RATIO], epochs=ANSWER_EPOCHS)
+    train_psi.train_psi(folder=folder, ratio=[RATIO], epochs=ANSWER_EPOCHS, threads=threads)
     _show("train-baseline", "direct", *where, "--epochs", str(ANSWER_EPOCHS))
-    train_baseline.train_baseline("direct", folder=folder, epochs=ANSWER_EPOCHS)
+    train_baseline.train_baseline("direct", folder=folder, epochs=ANSWER_EPOCHS, threads=threads)
     _show("eval", *where, "--limit", str(NUM_TEST))
-    eval.evaluate(folder=folder, limit=NUM_TEST)
+    eval.evaluate(folder=folder, limit=NUM_TEST, threads=threads)
     _show("ask", *where, "--ratio", f"{RATIO}", QUESTION)
-    ask.ask(QUESTION, ratio=RATIO, folder=folder)
+    ask.ask(QUESTION, ratio=RATIO, folder=folder, threads=threads)
     _show("ask", *where, "--ratio", "1", QUESTION)
-    ask.ask(QUESTION, ratio=Decimal(1), folder=folder)
+    ask.ask(QUESTION, ratio=Decimal(1), folder=folder, threads=threads)
 
 
 def _show(*words: str) -> None:

@@ -75,10 +75,20 @@ def _machine() -> list[Finding]:
         devices.append("mps")
     return [
         Finding("devices", "; ".join(devices)),
-        Finding("threads", f"{torch.get_num_threads()}"),
+        Finding("threads", _threads()),
         Finding("memory", human_bytes(memory)),
         Finding("free disk", f"{human_bytes(free_bytes(Path.cwd()))} here"),
     ]
+
+
+def _threads() -> str:
+    """Say how many threads compute, and whether others keep the cores busy."""
+    from ccot_cli.models.base.threads import VARIABLE, busy_cores, free_threads
+
+    chosen = f" ({VARIABLE})" if os.environ.get(VARIABLE) else ""
+    busy = busy_cores()
+    others = f"; other processes keep {busy} of {os.cpu_count()} cores busy" if busy else ""
+    return f"{free_threads()}{chosen}{others}"
 
 
 def _hub() -> list[Finding]:

@@ -17,6 +17,7 @@ from ccot_cli.cli.options import (
     SeedOption,
     StepsOption,
     TableFormatOption,
+    ThreadsOption,
     TrainedRatioOption,
     WorkspaceOption,
     resolve_anywhere,
@@ -56,6 +57,7 @@ def evaluate(
     ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     engine: EngineOption = None,
     save: Annotated[
         bool,
@@ -81,6 +83,7 @@ def evaluate(
     """
     changes = {
         "model.device": device,
+        "model.threads": threads,
         "decoding.engine": engine,
         "data.test_source": data,
         "eval.limit": limit,

@@ -97,6 +97,16 @@ DeviceOption = Annotated[
     str | None,
     typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=HOW),
 ]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        metavar="N",
+        help="Threads of the CPU. Default: as many as other processes leave cores free.",
+        rich_help_panel=HOW,
+    ),
+]
 EngineOption = Annotated[
     EngineName | None,
     typer.Option(

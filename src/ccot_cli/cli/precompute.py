@@ -15,6 +15,7 @@ from ccot_cli.cli.options import (
     ModelOption,
     SeedOption,
     StepsOption,
+    ThreadsOption,
     WorkspaceOption,
     resolve,
 )
@@ -31,6 +32,7 @@ def precompute(
     steps: StepsOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     max_disk: Annotated[
         float | None,
         typer.Option(
@@ -56,6 +58,7 @@ def precompute(
     changes = {
         "model.name": model,
         "model.device": device,
+        "model.threads": threads,
         "data.source": data,
         "data.limit": limit,
         "data.steps": steps,

@@ -12,6 +12,7 @@ from ccot_cli.cli.options import (
     FormatOption,
     RatioOption,
     SeedOption,
+    ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
     resolve,
@@ -32,6 +33,7 @@ def score(
     ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Choose the tokens of each chain that the contemplation tokens will imitate.
@@ -39,7 +41,7 @@ def score(
     ccot score --ratio 0.05 --ratio 0.1
     ccot score --selector even
     """
-    changes = {"score.selector": selector, "score.seed": seed, "model.device": device}
+    changes = {"score.selector": selector, "score.seed": seed, "model.device": device, "model.threads": threads}
     workspace, settings, overrides = resolve(folder, changes)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.score import run

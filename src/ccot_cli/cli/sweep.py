@@ -14,6 +14,7 @@ from ccot_cli.cli.options import (
     DeviceOption,
     RatioOption,
     TableFormatOption,
+    ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
     resolve,
@@ -67,6 +68,7 @@ def sweep(
         ),
     ] = None,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE", help="Draw exact match into a .png or .svg.", rich_help_panel=WHERE),
@@ -83,7 +85,7 @@ def sweep(
     Finished results are used again, so a stopped sweep continues. Results that do not have the workspace's own
     settings are kept beside its own, under other keys.
     """
-    workspace, settings, overrides = resolve(folder, {"model.device": device})
+    workspace, settings, overrides = resolve(folder, {"model.device": device, "model.threads": threads})
     ratios = between_zero_and_one(ratio, settings)
     grid: dict[str, Any] = {
         "layer": layer,

@@ -13,6 +13,7 @@ from ccot_cli.cli.options import (
     FormatOption,
     RatioOption,
     SeedOption,
+    ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
     resolve,
@@ -36,6 +37,7 @@ def train_baseline(
     epochs: EpochsOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Train a method to compare with, on the same model and data for as many steps as ψ; eval then shows it too.
@@ -47,7 +49,7 @@ def train_baseline(
     pause, filler, short-cot and gold are trained for a ratio, as CCoT is. coconut and icot
     are taught by a curriculum, which needs at least two epochs.
     """
-    changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device}
+    changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device, "model.threads": threads}
     workspace, settings, overrides = resolve(folder, changes)
     from ccot_cli.models.methods.loading import fixed_ratio
     from ccot_cli.stages.train_baseline import run

@@ -13,6 +13,7 @@ from ccot_cli.cli.options import (
     FormatOption,
     RatioOption,
     SeedOption,
+    ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
     resolve,
@@ -47,6 +48,7 @@ def train_phi(
     ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Train φ, which generates the contemplation tokens.
@@ -64,6 +66,7 @@ def train_phi(
         "train_phi.start": start,
         "train_phi.seed": seed,
         "model.device": device,
+        "model.threads": threads,
     }
     workspace, settings, overrides = resolve(folder, changes)
     ratios = between_zero_and_one(ratio, settings)

@@ -66,7 +66,7 @@ def load_training(config: DataConfig) -> Training:
     if 100 * len(bad) > BAD_ROW_PERCENT * (len(problems) + len(bad)):
         raise _unfit(config.source, problems, bad)
     distinct = _drop_repeated(problems)
-    usable = _of_steps(distinct, config.steps, config.source)
+    usable = of_steps(distinct, config.steps, config.source)
     if len(usable) < 2:
         raise UsageError(
             f"{config.source} holds only one question",
@@ -110,10 +110,10 @@ def load_test(
     problems, bad = _read(config, source, config.test_split)
     if bad:
         raise _unfit(source, problems, bad)
-    return _of_steps(problems, steps or config.steps, source)[:limit]
+    return of_steps(problems, steps or config.steps, source)[:limit]
 
 
-def _of_steps(problems: list[Problem], steps: tuple[int, int] | None, source: str) -> list[Problem]:
+def of_steps(problems: list[Problem], steps: tuple[int, int] | None, source: str) -> list[Problem]:
     """Return the problems whose number of reasoning steps is in a range.
 
     Raises:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ccot_cli.config import Settings
+from ccot_cli.data.domain import Domain
 from ccot_cli.errors import UsageError
-from ccot_cli.models.methods.method import Method, reply_in_parts
+from ccot_cli.models.base.theta import EMBEDDED_FOLDER
+from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
 from ccot_cli.stages.methods import CCOT, find_methods
 from ccot_cli.workspace.workspace import Workspace
 
 BATCH_SIZE = 32
+DOMAIN_FILE = EMBEDDED_FOLDER / "domain.json"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class AskResult:
     model: str
     text: str
     """All decoded text: the answer, and at r = 1 the explicit chain before it."""
+    in_domain: bool | None
+    """Whether the model has learned questions like this and came to an answer; None if it has no record of them."""
+    outside: str
+    """Why it is not in the domain; else empty."""
 
 
 class Asker:
@@ -46,6 +53,7 @@ class Asker:
         self.model = methods.theta.name
         self.theta = methods.theta
         self.method: Method = methods.named(method, ratio)
+        self.domain = Domain.load(DOMAIN_FILE) if workspace is None else None
 
     def check(self, question: str) -> str:
         """Return a question without white space around it.
@@ -96,6 +104,7 @@ class Asker:
         started = time.perf_counter()
         replies, _ = reply_in_parts(self.method, questions)
         seconds = (time.perf_counter() - started) / len(questions)
+        outside = [self._outside(*each) for each in zip(questions, replies, strict=True)]
         return [
             AskResult(
                 answer=" ".join(reply.answer.split()),
@@ -106,6 +115,19 @@ class Asker:
                 truncated=reply.is_truncated,
                 model=self.model,
                 text=reply.text.strip(),
+                in_domain=None if self.domain is None else not reason,
+                outside=reason,
             )
-            for reply in replies
+            for reply, reason in zip(replies, outside, strict=True)
         ]
+
+    def _outside(self, question: str, reply: Reply) -> str:
+        """Say why a question is not in the domain; return an empty text if it is, or if there is no record."""
+        if self.domain is None:
+            return ""
+        if reason := self.domain.outside(question):
+            return reason
+        if reply.is_truncated:
+            return "the answer did not come to an end"
+        # A chain may end without `####`; its last number is then taken for the answer.
+        return "" if reply.answer and reply.num_answer else "there is no final answer"

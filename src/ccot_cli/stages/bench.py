@@ -22,6 +22,7 @@ from ccot_cli.errors import UsageError
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters, have_room_to_merge
 from ccot_cli.models.base.random_model import random_theta
 from ccot_cli.models.base.theta import Theta, load_theta, resolve_device
+from ccot_cli.models.base.threads import use_threads
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.psi import decode
@@ -115,6 +116,8 @@ def run(
     if shape:
         device = resolve_device(settings.model.device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        if device.type == "cpu":
+            use_threads(settings.model.threads)
         theta = random_theta(shape, device=device, dtype=dtype)
     else:
         theta = load_theta(settings.model)

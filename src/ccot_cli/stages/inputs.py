@@ -1,34 +1,23 @@
-"""Load what several stages need: the model that `precompute` ran, its problems, selected states, finished results.
+"""Load what several stages need: the model that `precompute` ran, selected states, finished results.
 
 Dimensions: J = 1 + K rows of gold states, K selected tokens.
 """
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from ccot_cli.config import ModelConfig, Settings
-from ccot_cli.data.problems import Problem
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, has_moved
 from ccot_cli.workspace.workspace import Workspace
 
-PROBLEMS_FILE = "problems.jsonl"
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class StoredProblem:
-    """A line of problems.jsonl."""
-
-    problem: Problem
-    is_validation: bool
 
 
 def ready_result(workspace: Workspace, spec: ArtifactSpec, kind: type[Result]) -> Result | None:
@@ -59,24 +48,14 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
     recorded, name = source.manifest.config["model"], settings.model.name
     if has_moved(recorded["name"], name) and Path(name).exists() and not Path(recorded["name"]).exists():
         recorded = {**recorded, "name": name}
-    theta = load_theta(ModelConfig(**recorded, device=settings.model.device, offload=settings.model.offload))
+    here = {name: getattr(settings.model, name) for name in ("device", "offload", "threads")}
+    theta = load_theta(ModelConfig(**recorded, **here))
     if theta.fingerprint() != source.manifest.inputs["model"]:
         raise CorruptError(
             f"{theta.name} has changed since {source.folder} was made from it",
             fix="put the model back, or run 'ccot precompute' again",
         )
     return theta
-
-
-def read_problems(artifact: Artifact) -> list[StoredProblem]:
-    """Read the problems of a `precompute` artifact, in order."""
-    items = []
-    # Not `splitlines`, which also splits at characters such as U+2028 that a problem may hold.
-    for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
-        fields = json.loads(line)
-        is_validation = fields.pop("is_validation")
-        items.append(StoredProblem(Problem(**fields), is_validation))
-    return items
 
 
 def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[GoldExample], list[GoldExample]]:

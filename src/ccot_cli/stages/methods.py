@@ -108,7 +108,7 @@ class Methods:
         return chosen
 
     def _entries(self, names: Sequence[str]) -> Iterator[LoadableMethod]:
-        """Yield all trained methods, the chain, and of prompting those that are named."""
+        """Yield all trained methods, the chain, and those of the prompting methods that are named."""
         for ratio in self.folders:
             yield LoadableMethod(ratio, CCOT, partial(self.load, ratio))
         for folder in self.baselines.values():

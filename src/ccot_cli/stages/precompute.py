@@ -19,7 +19,7 @@ from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, solution_ids
 from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import PROBLEMS_FILE, StoredProblem
+from ccot_cli.stages.problems import PROBLEMS_FILE, StoredProblem
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
@@ -135,6 +135,7 @@ def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[St
 def _plan(
     theta: Theta, settings: Settings, stored: list[StoredProblem], encoded: list[EncodedProblem]
 ) -> PrecomputeResult:
+    """Compute what will be stored: every hidden-state index if `max_disk` allows it, else the scorer's alone."""
     if settings.precompute.scorer_layer > theta.num_layers:
         raise UsageError(
             f"scorer_layer is {settings.precompute.scorer_layer}, but {theta.name} has {theta.num_layers} layers",

@@ -27,7 +27,8 @@ from ccot_cli.models.training.psi import PsiTraining
 from ccot_cli.models.training.queries import Queries
 from ccot_cli.names import PRECOMPUTE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import load_matching_theta, read_problems, ready_result
+from ccot_cli.stages.inputs import load_matching_theta, ready_result
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.query_cache import open_queries
 from ccot_cli.stages.validation import accuracy_of, caps, changed_figures
 from ccot_cli.tensors.probes import fit_logistic

@@ -14,7 +14,8 @@ from ccot_cli.models.methods.loading import load_method
 from ccot_cli.models.methods.method import Method, Reply, Seconds, reply_in_parts
 from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import load_matching_theta, read_problems
+from ccot_cli.stages.inputs import load_matching_theta
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
 

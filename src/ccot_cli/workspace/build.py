@@ -61,6 +61,7 @@ class Build:
             remove(path)
 
     def _records(self) -> dict[str, FileRecord]:
+        """Flush all files and folders to the disk, and return the records of the files of the result."""
         records = {}
         for path in sorted(self.folder.rglob("*")):
             flush_to_disk(path)

@@ -1,4 +1,4 @@
-"""Workspaces: a folder with settings and the artifacts of every stage.
+"""Workspaces: folders with settings and the artifacts of every stage.
 
     my-run/ccot.yaml                      settings
     my-run/precompute/manifest.json       an artifact: a manifest beside the files that it describes
@@ -292,6 +292,7 @@ class Workspace:
         return changes
 
     def _input(self, name: str, own_key: str | None) -> Artifact | None:
+        """Find an input by its name in `Manifest.inputs`; None if it is gone or no artifact."""
         stage, _, key = name.partition("/")
         if stage not in STAGES:
             return None
@@ -300,16 +301,16 @@ class Workspace:
     def _missing(self, stage: str, key: str | None) -> MissingError:
         message = f"{self.name} has no finished '{stage}' stage"
         if key is not None:
-            there = ", ".join(_shown_key(stage, ready) for ready in self.keys(stage)) or "none"
+            finished = ", ".join(_shown_key(stage, usable) for usable in self.keys(stage)) or "none"
             kind = "ratio" if stage in KEYED_STAGES else "method" if stage == "train-baseline" else "run"
-            message += f" for {kind} {_shown_key(stage, key)} (finished: {there})"
+            message += f" for {kind} {_shown_key(stage, key)} (finished: {finished})"
         return MissingError(message, fix=self.command_for(stage, key))
 
     def _begun(self, stage: str, key: str | None, *, has_work: bool = False) -> Manifest | None:
         """Return the manifest of an attempt that did not finish.
 
         Args:
-            has_work: Skip an attempt that has written no file of its own.
+            has_work: Skip an attempt that has not written any file yet.
         """
         for folder in (replacement_folder(self.folder(stage, key)), self.folder(stage, key)):
             draft = read_draft(folder)
@@ -331,13 +332,14 @@ class Workspace:
             return typed
         if key is None or stage == "eval":
             return self.command(stage)
+        # A key is a method, a ratio or both, as `pause-r0.10`; anything more names a cell of a sweep.
         method = ""
         if stage not in KEYED_STAGES:
             method = max((name for name in get_args(BaselineName) if key.startswith(name)), key=len, default=key)
-        if not (of_ratio := re.fullmatch(r"-?r([0-9.]+)|", key.removeprefix(method))):
-            return f"the {self.command('sweep')} that has it"
-        ratio = ["--ratio", f"{Decimal(of_ratio[1]).normalize():f}"] if of_ratio[1] else []
-        return self.command(stage, *([method] if method else []), *ratio)
+        if not (ratio := re.fullmatch(r"-?r([0-9.]+)|", key.removeprefix(method))):
+            return f"the {self.command('sweep')} that made it"
+        options = ["--ratio", f"{Decimal(ratio[1]).normalize():f}"] if ratio[1] else []
+        return self.command(stage, *([method] if method else []), *options)
 
 
 def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:

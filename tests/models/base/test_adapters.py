@@ -1,6 +1,7 @@
 """φ and ψ as adapters on θ, against PEFT itself."""
 
 import gc
+import json
 import weakref
 from pathlib import Path
 
@@ -83,6 +84,16 @@ def test_saved_and_loaded_gives_the_same_logits(theta: Theta, tmp_path: Path) ->
     adapters.load(PHI, tmp_path / PHI)
     adapters.use(PHI)
     assert torch.equal(logits(theta), expected)
+
+
+def test_the_saved_description_is_the_same_in_every_process(llama: Theta, tmp_path: Path) -> None:
+    """A set's order differs from process to process, and manifests hash this file."""
+    adapters = Adapters(llama)
+    adapters.add(PHI, rank=2, alpha=2, seed=0)
+    adapters.save(PHI, tmp_path)
+    modules = json.loads((tmp_path / PHI / "adapter_config.json").read_text())["target_modules"]
+    assert len(modules) == 7
+    assert modules == sorted(modules)
 
 
 def test_plain_peft_loads_what_was_saved(theta: Theta, make_theta: MakeTheta, tmp_path: Path) -> None:

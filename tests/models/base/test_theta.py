@@ -68,7 +68,9 @@ def test_on_a_gpu_float16_becomes_bfloat16(
         assert loaded.blocks.rotary.inv_freq.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("device", "offload", "is_offloaded"), [("meta", True, True), ("meta", False, False), ("cpu", True, False)])
+@pytest.mark.parametrize(
+    ("device", "offload", "is_offloaded"), [("meta", True, True), ("meta", False, False), ("cpu", True, False)]
+)
 def test_layers_rest_in_main_memory_where_the_device_has_memory_of_its_own(
     monkeypatch: pytest.MonkeyPatch, device: str, offload: bool, is_offloaded: bool
 ) -> None:

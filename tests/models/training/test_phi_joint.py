@@ -89,7 +89,7 @@ def test_in_bfloat16_phi_learns_what_it_learns_in_float32(make_theta: MakeTheta)
     losses = []
     for dtype in (torch.float32, torch.bfloat16):
         theta = make_theta("llama")
-        examples = phi_examples(theta, 12)
+        examples = phi_examples(theta, 12, dtype=torch.bfloat16)  # as they are stored
         theta.model.to(dtype)
         training = joint_training(shaken(theta), examples, epochs=6)
         assert training.part_loss([0, 1], [0, 1]).dtype == torch.float32

@@ -101,7 +101,7 @@ def test_in_bfloat16_every_layer_learns_what_it_learns_in_float32(make_theta: Ma
     reports = []
     for dtype in (torch.float32, torch.bfloat16):
         theta = make_theta("llama")
-        examples = phi_examples(theta, 14)
+        examples = phi_examples(theta, 14, dtype=torch.bfloat16)  # as they are stored
         theta.model.to(dtype)
         adapters = shaken(theta)
         reports.append(list(train_layerwise(adapters, examples, examples, layerwise_config(epochs=20, batch_size=7))))

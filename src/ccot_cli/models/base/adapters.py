@@ -142,6 +142,10 @@ class Adapters:
 
     def save(self, name: str, folder: Path) -> None:
         """Write `folder/name/` so that plain PEFT can load it."""
+        config = self.peft.peft_config[name]
+        if isinstance(config, LoraConfig) and isinstance(config.target_modules, set):
+            # PEFT writes the set in an order that differs from process to process, and manifests hash the file.
+            config.target_modules = sorted(config.target_modules)
         self.peft.save_pretrained(str(folder), selected_adapters=[name])
         for written in (folder, folder / name):  # PEFT's model card, an empty form
             (written / "README.md").unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.memory import is_out_of_memory
+from ccot_cli.models.base.threads import use_threads
 from ccot_cli.names import EMBEDDED
 
 EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
@@ -156,6 +157,8 @@ def load_theta(config: ModelConfig) -> Theta:
         ResourceError: if files cannot be fetched, or the model does not fit into the device's memory.
     """
     device = resolve_device(config.device)
+    if device.type == "cpu":
+        use_threads(config.threads)
     tokenizer, model = _load_pretrained(config, device)
     blocks = Blocks(model.requires_grad_(False).eval())
     try:

@@ -1,0 +1,52 @@
+"""`ccot problems`: show sample problems."""
+
+from dataclasses import asdict
+from textwrap import indent
+from typing import Annotated, Literal
+
+import typer
+
+from ccot_cli.cli.console import print_json, print_line
+from ccot_cli.cli.options import (
+    WHAT,
+    FormatOption,
+    SeedOption,
+    StepsOption,
+    WorkspaceOption,
+    resolve_anywhere,
+)
+
+
+def problems(
+    folder: WorkspaceOption = None,
+    split: Annotated[
+        Literal["train", "validation", "test"] | None,
+        typer.Option(
+            "--split",
+            help="Which problems. Default: test for the embedded ones, validation for your own.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Most problems.", rich_help_panel=WHAT)] = 5,
+    steps: StepsOption = None,
+    seed: SeedOption = None,
+    format: FormatOption = "text",
+) -> None:
+    """Show sample problems with chain and answer: of a workspace, or of the kind that the model in the package knows.
+
+    ccot problems
+    ccot problems --steps 3 3 --limit 2
+    ccot problems --limit 20 --format json | ccot ask --input -
+    """
+    workspace, settings, _ = resolve_anywhere(folder, {})
+    from ccot_cli.stages.problems import run
+
+    for number, problem in enumerate(run(workspace, settings, split, limit=limit, steps=steps, seed=seed)):
+        if format == "json":
+            print_json({**asdict(problem), "steps": problem.num_steps})
+            continue
+        if number > 0:
+            print_line("")
+        print_line(problem.question)
+        print_line(indent(problem.chain, "  "))
+        print_line(f"answer: {problem.answer}")

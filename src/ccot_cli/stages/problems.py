@@ -1,0 +1,85 @@
+"""Read the problems that `precompute` stored, and take sample problems of a workspace or of the embedded generator."""
+
+import json
+from dataclasses import dataclass
+
+from ccot_cli.config import DataConfig, Settings, override
+from ccot_cli.data.problems import Problem, load_test, load_training, of_steps
+from ccot_cli.data.word_problems import Split
+from ccot_cli.names import EMBEDDED, PRECOMPUTE
+from ccot_cli.workspace.artifact import Artifact
+from ccot_cli.workspace.workspace import Workspace
+
+PROBLEMS_FILE = "problems.jsonl"
+
+
+@dataclass(frozen=True)
+class StoredProblem:
+    """A line of problems.jsonl."""
+
+    problem: Problem
+    is_validation: bool
+
+
+def read_problems(artifact: Artifact) -> list[StoredProblem]:
+    """Read the problems of a `precompute` artifact, in order."""
+    items = []
+    # Not `splitlines`, which also splits at characters such as U+2028 that a problem may hold.
+    for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):
+        fields = json.loads(line)
+        is_validation = fields.pop("is_validation")
+        items.append(StoredProblem(Problem(**fields), is_validation))
+    return items
+
+
+def run(
+    workspace: Workspace | None,
+    settings: Settings,
+    split: Split | None = None,
+    *,
+    limit: int,
+    steps: tuple[int, int] | None = None,
+    seed: int | None = None,
+) -> list[Problem]:
+    """Take the first problems of a split.
+
+    After `precompute`, its training and validation problems are taken, as long as no other seed is asked for.
+
+    Args:
+        workspace: None takes problems of the embedded generator, if the settings have no other source.
+        split: By default `test` for problems of the embedded generator, else `validation`.
+        limit: Most problems.
+        steps: Fewest and most reasoning steps; those of the settings by default.
+        seed: Seed of the embedded generator and of the choice of validation problems; that of the settings by default.
+
+    Raises:
+        UsageError: if the source is missing or unusable, or has no such problems.
+        ResourceError: if the hub cannot be reached.
+        CorruptError: if the manifest of `precompute` cannot be read.
+    """
+    stored = workspace.artifact(PRECOMPUTE) if workspace else None
+    if stored:
+        # It may have been made with options that ccot.yaml does not have.
+        used = {f"data.{name}": value for name, value in stored.manifest.config["data"].items()}
+        settings = override(settings, used)
+    if split is None:
+        split = "test" if (settings.data.test_source or settings.data.source) == EMBEDDED else "validation"
+    if split == "test":
+        options = {"eval.steps": steps, "eval.seed": seed}
+    else:
+        options = {"data.steps": steps, "data.seed": seed}
+    changed = override(settings, {name: value for name, value in options.items() if value is not None})
+    if split == "test":
+        return load_test(changed.data, limit=limit, seed=changed.eval.seed, steps=changed.eval.steps)
+    if stored and changed.data.seed == settings.data.seed and (stored.folder / PROBLEMS_FILE).exists():
+        items = [item.problem for item in read_problems(stored) if item.is_validation == (split == "validation")]
+        return of_steps(items, changed.data.steps, str(stored.folder / PROBLEMS_FILE))[:limit]
+    loaded = load_training(_limited(changed.data, limit))
+    return (loaded.validation if split == "validation" else loaded.train)[:limit]
+
+
+def _limited(data: DataConfig, limit: int) -> DataConfig:
+    """Generate no more problems than are asked for; which ones a file holds out depends on its own limit."""
+    if data.source != EMBEDDED:
+        return data
+    return data.model_copy(update={"limit": limit, "validation_limit": limit})
