@@ -42,36 +42,50 @@ def read(page: str) -> str:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", read(page), re.DOTALL | re.MULTILINE)
+    return blocks_of(read(page), language)
+
+
+def blocks_of(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def commands(page: str) -> Iterator[list[str]]:
     """Yield the words of every `ccot …` in a block of code or between backticks."""
-    text = read(page)
+    for pipeline in pipelines(read(page)):
+        yield from pipeline
+
+
+def pipelines(text: str) -> Iterator[list[list[str]]]:
+    """Yield the words of the `ccot …` of every pipeline in a block of code or between backticks."""
     indented = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    fenced = [line for block in blocks(page, "console") for line in block.splitlines() if line.startswith("$ ")]
+    fenced = [line for block in blocks_of(text, "console") for line in block.splitlines() if line.startswith("$ ")]
     spans = re.findall(r"`(ccot [^`]+)`", text)
     for line in [*indented, *fenced, *(re.sub(r"\s+", " ", span) for span in spans)]:
-        for part in re.split(r" \| | && ", re.sub(r"^(\$|fix:) +|\s+#.*$", "", line)):
-            if part.startswith("ccot "):
-                yield shlex.split(part)
+        typed = re.sub(r" +#.*$| {2,}.*$", "", re.sub(r"^(\$|fix:) +", "", line))
+        for each in typed.split(" && "):
+            if pipeline := [shlex.split(part) for part in each.split(" | ") if part.startswith("ccot ")]:
+                yield pipeline
+
+
+def parse(words: list[str]) -> None:
+    """Fail if there is no such command, or it does not take these options."""
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    _, name, *arguments = words[: words.index("<")] if "<" in words else words
+    assert name in known, f"ccot {name}"
+    try:
+        known[name].make_context(name, arguments)
+    except typer.Exit:
+        pass
+    except typer.TyperException as error:
+        pytest.fail(f"{shlex.join(words)}: {error.format_message()}")
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_option_of_a_page_exists(page: str) -> None:
-    group = typer.main.get_command(app)
-    known = group.commands  # type: ignore[attr-defined]
     found = [words for words in commands(page) if words[1] not in ("--debug", "COMMAND")]
-    for _, name, *arguments in found:
-        assert name in known, f"ccot {name}"
-        if not arguments:
-            continue  # The command is named, not typed.
-        try:
-            known[name].make_context(name, arguments)
-        except typer.Exit:
-            pass
-        except typer.TyperException as error:
-            pytest.fail(f"ccot {shlex.join([name, *arguments])}: {error.format_message()}")
+    for words in found:
+        # A command without options may only be named: `ccot init` alone would lack its folder.
+        parse(words if len(words) > 2 else [*words, "--help"])
     assert found or page in ("docs/index.md",)
 
 

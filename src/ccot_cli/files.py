@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,7 @@ def commit(path: Path) -> Iterator[Path]:
     try:
         yield part
         flush_to_disk(part)
-        # Some writers create files that only their owner may read; results get the usual permissions.
-        part.chmod(0o666 & ~_umask())
+        set_usual_mode(part)
         part.replace(path)
         flush_to_disk(path.parent)
     except BaseException as error:
@@ -65,6 +64,15 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 hash of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def set_usual_mode(path: Path) -> None:
+    """Give a file the permissions of any new file: some writers create files that only their owner may read.
+
+    A file of another user stays as it is.
+    """
+    with suppress(PermissionError):
+        path.chmod(0o666 & ~_umask())
 
 
 def flush_to_disk(path: Path) -> None:

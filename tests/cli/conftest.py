@@ -1,3 +1,5 @@
+"""Workspaces to run commands in: none, a new one, one on a tiny random model, and a trained one."""
+
 import shutil
 from pathlib import Path
 

@@ -28,8 +28,10 @@ def test_ask_reads_a_pipe(trained: Path, capsys: Output, monkeypatch: pytest.Mon
 def test_ask_in_json_tells_what_it_cost(trained: Path, capsys: Output) -> None:
     out, _ = output(capsys, "ask", QUESTION, "--format", "json")
     fields = json.loads(out)
-    assert fields.keys() == {"answer", "method", "ratio", "contemplation_tokens", "seconds", "truncated", "model"}
+    expected = {"answer", "method", "ratio", "contemplation_tokens", "seconds", "truncated", "model", "in_domain"}
+    assert fields.keys() == expected
     assert fields["contemplation_tokens"] >= 1
+    assert fields["in_domain"] is None
 
 
 def test_every_line_of_input_gets_a_line_in_order(trained: Path, capsys: Output, tmp_path: Path) -> None:
@@ -114,3 +116,112 @@ def test_a_ratio_that_was_not_trained_is_exit_3_and_lists_those_that_were(traine
     out, err = output(capsys, "ask", QUESTION, "--ratio", "0.37", code=3)
     assert out == ""
     assert "trained: 0, 0.1, 1" in err
+
+
+KNOWN = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
+UNKNOWN = "What is the capital of France?"
+
+
+def test_what_the_shipped_model_has_learned_is_answered_without_a_warning(capsys: Output) -> None:
+    assert output(capsys, "ask", KNOWN) == ("38\n", "")
+    out, err = output(capsys, "ask", KNOWN, "--format", "json")
+    assert json.loads(out)["in_domain"] is True
+    assert err == ""
+
+
+def test_a_warning_says_what_the_shipped_model_has_not_learned(capsys: Output) -> None:
+    expected = (
+        "warning: the model in the package has not learned questions like this"
+        " (unknown words: What, capital, France); its answer is a guess\n"
+    )
+    out, err = output(capsys, "ask", UNKNOWN)
+    assert out.strip().isdigit()
+    assert err == expected
+    out, err = output(capsys, "ask", UNKNOWN, "--format", "json")
+    assert json.loads(out)["in_domain"] is False
+    assert err == expected
+
+
+def test_many_questions_get_one_warning_that_counts(
+    capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join([*[json.dumps({"question": each}) for each in [KNOWN, *[UNKNOWN] * 40, KNOWN]], "x"]))
+    expected = "has not learned questions like 40 of these 42; its answers there are guesses"
+    out, err = output(capsys, "ask", "--input", str(path), code=2)
+    assert [json.loads(line).get("in_domain") for line in out.splitlines()] == [True, *[False] * 40, True, None]
+    assert err.count("warning:") == err.count(expected) == 1
+    pipe(monkeypatch, f"{KNOWN}\n{KNOWN}\n")
+    assert "warning" not in output(capsys, "ask")[1]
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+OTHER = "Ben has 3 cups. Ben buys 2 more cups. How many cups does Ben have?"
+
+
+def test_each_line_of_a_pipe_is_a_question(trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [output(capsys, "ask", question)[0] for question in (QUESTION, OTHER)]
+    pipe(monkeypatch, f"{QUESTION}\n\n  {OTHER} \r\n")
+    assert output(capsys, "ask")[0] == "".join(alone)
+    pipe(monkeypatch, f"{QUESTION}\n{OTHER}\n")
+    lines = output(capsys, "ask", "-", "--format", "json")[0].splitlines()
+    assert [json.loads(line)["answer"] for line in lines] == [answer.removesuffix("\n") for answer in alone]
+
+
+def test_a_question_of_several_lines_is_refused(trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe(monkeypatch, "Mia has 12 pens.\nHow many pens does Mia have?\n")
+    out, err = output(capsys, "ask", code=2)
+    assert out == ""
+    assert "line 1" in err
+    assert "--input" in err
+    assert 'ccot ask "' in err
+
+
+def test_a_line_of_a_pipe_that_is_too_long_is_told_by_its_number(
+    trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe(monkeypatch, f"{QUESTION}\n\n{'pens ' * 5000}?\n{QUESTION}\n")
+    out, err = output(capsys, "ask", code=2)
+    assert [bool(line) for line in out.splitlines()] == [True, False, True]
+    assert "line 3: the question has" in err
+    assert "1 of 3 lines" in err
+
+
+def test_input_can_be_answered_in_text(trained: Path, capsys: Output, tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f"{json.dumps({'question': QUESTION})}\nno json\n{json.dumps({'question': QUESTION})}\n")
+    answer, _ = output(capsys, "ask", QUESTION)
+    out, err = output(capsys, "ask", "--input", str(path), "--format", "text", code=2)
+    assert out == f"{answer}\n{answer}"
+    assert "line 2: not JSON" in err
+    assert "1 of 3 lines" in err
+    assert "the output says why" not in err
+
+
+def test_json_carries_the_chain_of_a_method_that_writes_one(trained: Path, capsys: Output, tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps({"question": QUESTION}))
+    _, written = output(capsys, "ask", QUESTION, "--ratio", "1")
+    for arguments in ([QUESTION, "--ratio", "1", "--format", "json"], ["--input", str(path), "--method", "cot"]):
+        chain = json.loads(output(capsys, "ask", *arguments)[0])["chain"]
+        assert chain
+        assert chain in written
+
+
+def test_a_terminal_is_told_what_is_loaded(
+    trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps({"question": QUESTION}))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out, err = output(capsys, "ask", QUESTION)
+    assert len(out.splitlines()) == 1
+    assert "loading work …" in err
+    _, err = output(capsys, "ask", "--input", str(path))
+    assert "0 of 1 questions" in err
+    monkeypatch.setenv("TERM", "dumb")
+    assert output(capsys, "ask", QUESTION)[1] == ""

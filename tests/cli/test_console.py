@@ -52,8 +52,8 @@ class TestConsole:
             assert process.communicate()[0] == '"\\u00e9"\n'
 
     def test_a_tables_columns_stand_below_each_other(self, capsys: Output) -> None:
-        print_table([["method", "1/r", ""], ["ccot", "20x", "[x]"]], align="<><")
-        assert capsys.readouterr().out == "method  1/r\nccot    20x  [x]\n"
+        print_table([["method", "r", ""], ["ccot", "0.05", "[x]"]], align="<><")
+        assert capsys.readouterr().out == "method     r\nccot    0.05  [x]\n"
 
     def test_progress_elsewhere_than_on_a_terminal_is_a_few_plain_lines(
         self, capsys: Output, monkeypatch: pytest.MonkeyPatch

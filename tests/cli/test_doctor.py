@@ -18,6 +18,35 @@ class TestDoctor:
         monkeypatch.setattr(metadata, "requires", lambda name: wanted)
         return wanted
 
+    @pytest.fixture(autouse=True)
+    def hub(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        """Whether the hub answers; these tests have no network."""
+        answers = [True]
+        monkeypatch.setattr("ccot_cli.models.base.hub.hub_answers", lambda: answers[0])
+        return answers
+
+    @pytest.mark.parametrize(
+        ("is_offline", "answers", "shown"),
+        [
+            (False, True, "online"),
+            (False, False, "https://huggingface.co does not answer"),
+            (True, True, "offline (HF_HUB_OFFLINE)"),
+        ],
+    )
+    def test_the_hub_is_online_only_if_it_answers(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: Output,
+        hub: list[bool],
+        is_offline: bool,
+        answers: bool,
+        shown: str,
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+        hub[0] = answers
+        assert app.run(["doctor", "--format", "json"]) == 0
+        assert self.findings(capsys)["hub"] == (shown, True)
+
     def findings(self, capsys: Output) -> dict[str, tuple[str, bool]]:
         return {each["name"]: (each["value"], each["is_fine"]) for each in json.loads(capsys.readouterr().out)}
 
@@ -51,6 +80,7 @@ class TestDoctor:
         [
             ("", 0, "4"),
             ("", 3, "1; other processes keep 3 of 4 cores busy"),
+            ("", 9, "1; other processes keep 4 of 4 cores busy"),
             ("4", 3, "4 (OMP_NUM_THREADS); other processes keep 3 of 4 cores busy"),
         ],
     )
@@ -87,3 +117,14 @@ def test_doctor_says_whether_a_model_works(here: Path, model_folder: Path, capsy
     out, _ = output(capsys, "doctor", "--model", str(model_folder))
     assert "LlamaForCausalLM" in out
     output(capsys, "doctor", "--model", str(tmp_path / "nowhere"), code=1)
+
+
+@pytest.mark.parametrize("arguments", [["doctor", "--model"], ["precompute", "--dry-run", "--model"]])
+def test_a_model_of_the_hub_is_announced(
+    here: Path, model_folder: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    _, err = output(capsys, *arguments, "some/model", code=1 if "doctor" in arguments else 5)
+    assert err.startswith("looking for model some/model on the Hugging Face hub …\n")
+    for local in ("embedded", str(model_folder)):
+        assert "looking for" not in output(capsys, *arguments, local)[1]

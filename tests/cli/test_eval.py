@@ -1,6 +1,7 @@
 """`ccot eval` prints its tables, keeps them, and draws them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,7 @@ def test_eval_prints_one_json_object(trained: Path, capsys: Output) -> None:
 
 def test_eval_draws_a_table_and_says_where_it_is_kept(trained: Path, capsys: Output) -> None:
     out, _ = output(capsys, "eval", "--ratio", "0", "--ratio", "0.1", "--limit", "3")
-    assert "10x" in out
-    assert "∞" in out
+    assert [line.split()[:2] for line in out.splitlines()[2:4]] == [["direct", "0"], ["ccot", "0.1"]]
     folder = next((trained / "eval").iterdir())
     assert folder.name in out
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "metrics.json", "predictions.jsonl"}
@@ -38,7 +38,7 @@ def test_eval_shows_controls_and_baselines_beside_the_method(trained: Path, caps
     assert "validation accuracy" in out
     assert "next:  ccot eval" in err
     out, _ = output(capsys, "eval", "--ratio", "0.1", "--controls", "--no-save")
-    named = [line.split("  ")[0].strip() for line in out.splitlines() if "10x" in line]
+    named = [line.split("  ")[0].strip() for line in out.splitlines() if re.search(r"  0\.1  ", line)]
     names = ["ccot", "ccot, zeroed", "ccot, shuffled", "ccot, noise", "ccot, untrained", "pause"]
     assert named == 2 * names  # by method, and by steps
     out, _ = output(capsys, "status", "--format", "json")
@@ -64,7 +64,7 @@ def test_methods_are_chosen_by_name_and_shown_in_every_format(trained: Path, cap
     assert out.count(r"\begin{table}") == out.count(r"\end{table}") == 3
     assert all(f"\n    {name} & " in out for name in ("direct", "ccot", "cot", "zero-shot", "few-shot"))
     out, _ = output(capsys, "eval", "--limit", "4", "--format", "markdown")
-    assert "| ccot | 10x |" in out
+    assert "| ccot | 0.1 |" in out
     _, err = output(capsys, "eval", "--methods", "pause", code=3)
     assert "ccot train-baseline pause" in err
     _, err = output(capsys, "eval", "--methods", "paws", code=2)
@@ -80,3 +80,27 @@ def test_a_picture_is_drawn_where_it_is_asked_for(trained: Path, capsys: Output)
     assert (trained / "frontier.svg").read_text().startswith("<?xml")
     _, err = output(capsys, "eval", "--plot", "frontier.gif", code=2)
     assert ".png nor .svg" in err
+
+
+@pytest.mark.parametrize("is_training_file", [True, False])
+def test_test_problems_that_were_trained_on_are_pointed_out(
+    trained: Path, capsys: Output, is_training_file: bool
+) -> None:
+    rows = [json.loads(line) for line in (trained / "precompute" / "problems.jsonl").read_text().splitlines()]
+    lines = [{"question": row["question"], "answer": f"{row['chain']}\n#### {row['answer']}"} for row in rows]
+    Path("own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if is_training_file:
+        path = trained / "precompute" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["config"]["data"]["source"] = str(Path("own.jsonl").absolute())
+        path.write_text(json.dumps(manifest))
+    _, err = output(capsys, "eval", "--method", "cot", "--data", "./own.jsonl", "--limit", "2", "--no-save")
+    assert ("warning: the test problems are those of training" in err) == is_training_file
+
+
+def test_a_prediction_has_its_question(trained: Path, capsys: Output) -> None:
+    output(capsys, "eval", "--method", "direct", "--limit", "2")
+    [path] = trained.glob("eval/*/predictions.jsonl")
+    predictions = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(predictions) == 2
+    assert all(each["question"].endswith("?") for each in predictions)

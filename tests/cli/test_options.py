@@ -86,7 +86,7 @@ def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
     here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/bin/ccot", "precompute", "--limit", "5", "--workspace", str(here)])
-    # The program runs once; whatever else runs in this process was not typed.
+    # In a context of its own: the commands that follow in this process were not typed.
     assert copy_context().run(app.main, []) == 0
     output(capsys, "score")
     commands = [

@@ -18,7 +18,7 @@ def test_every_method_has_its_letter_at_its_height() -> None:
     }
     assert where["d"][0] < where["b"][0] < where["a"][0]
     assert where["a"][1] < where["b"][1] < where["c"][1] < where["d"][1] < WIDTH
-    assert lines[-1].strip().split("   ") == ["a direct", "b ccot 0.1", "c pause 0.1", "d cot"]
+    assert lines[-1].strip().split("   ") == ["a direct", "b ccot, r = 0.1", "c pause, r = 0.1", "d cot"]
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.0123, 0.1])
@@ -28,18 +28,20 @@ def test_methods_in_one_place_are_all_shown(seconds: float) -> None:
     assert all(letter in drawn.split("└")[0] for letter in "abc")
 
 
-def test_what_is_slower_and_worse_is_not_on_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_frontier_is_a_staircase_without_what_is_slower_and_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     axes = pytest.importorskip("matplotlib.axes")
-    drawn: list[list[tuple[float, float]]] = []
+    drawn: list[tuple[object, list[tuple[float, float]]]] = []
     plot = axes.Axes.plot
 
     def watched(self: Any, across: list[float], upwards: list[float], **style: object) -> Any:
-        drawn.append(list(zip(across, upwards, strict=True)))
+        drawn.append((style.get("drawstyle"), list(zip(across, upwards, strict=True))))
         return plot(self, across, upwards, **style)
 
     monkeypatch.setattr(axes.Axes, "plot", watched)
     draw_frontier(RESULT, tmp_path / "f.svg")
-    assert drawn == [[(0.007, 0.08), (0.01, 0.6), (0.09, 0.98)]]
+    assert drawn == [("steps-post", [(0.007, 0.08), (0.01, 0.6), (0.09, 0.98)])]
 
 
 @pytest.mark.parametrize("name", ["f.png", "f.svg"])
@@ -51,7 +53,22 @@ def test_a_picture_is_drawn(tmp_path: Path, name: str) -> None:
     assert path.stat().st_size > 5000
 
 
-def test_a_sweep_is_drawn_with_a_line_for_each_choice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "data", "title"),
+    [
+        ("embedded", "embedded", "model in the package, 1,000 test problems, 95 % intervals"),
+        ("my_model", "/home/me/test.jsonl", "my_model, 1,000 problems of test.jsonl, 95 % intervals"),
+    ],
+)
+def test_a_picture_says_what_it_shows_in_text(tmp_path: Path, model: str, data: str, title: str) -> None:
+    pytest.importorskip("matplotlib")
+    draw_frontier({**RESULT, "model": model, "data": data}, tmp_path / "f.svg")
+    drawn = (tmp_path / "f.svg").read_text(encoding="utf-8")
+    for text in (title, "time per question (mean, log scale)", "exact match", "ccot, r = 0.1", "direct"):
+        assert f">{text}</text>" in drawn
+
+
+def test_a_sweep_is_drawn_with_a_colour_for_each_choice(tmp_path: Path) -> None:
     def cell(ratio: float, selector: str) -> dict[str, object]:
         fixed = {"method": "ccot", "layer": 7, "schedule": "joint", "unfreeze": "above", "ends": "exact", "epochs": 3}
         return {
@@ -70,10 +87,16 @@ def test_a_sweep_is_drawn_with_a_line_for_each_choice(tmp_path: Path) -> None:
     drawn = path.read_text()
     assert all(
         text in drawn
-        for text in ("selector even", "selector last", "compression ratio r", "exact match", "Test, n = 500")
+        for text in (
+            ">even<",
+            ">last<",
+            ">compression ratio r<",
+            ">exact match<",
+            ">500 test problems, 95 % intervals<",
+        )
     )
     draw_sweep([cell(0.1, name) for name in ("even", "last")], path)
-    assert all(text in path.read_text() for text in ("<!-- even -->", "<!-- last -->", "<!-- selector -->"))
+    assert all(text in path.read_text() for text in (">even<", ">last<", ">selector<"))
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_at_once(tmp_path: Path) -> None:

@@ -117,3 +117,11 @@ def test_the_demo_hands_its_number_of_threads_to_every_stage(folder: Path, monke
         monkeypatch.setattr(stage, name, lambda *given, **options: seen.append(options["threads"]))
     demo.demo(folder / "new", threads=3)
     assert seen == [3] * 8
+
+
+def test_results_are_as_readable_as_other_files(trained_once: Path) -> None:
+    (trained_once / "other").touch()
+    usual = (trained_once / "other").stat().st_mode
+    modes = {path.name: path.stat().st_mode for path in trained_once.glob("*/**/*") if path.is_file()}
+    assert modes.keys() >= {"adapter_model.safetensors", "end.safetensors", "manifest.json"}
+    assert {name: oct(mode) for name, mode in modes.items() if mode != usual} == {}

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, tzinfo
@@ -57,6 +58,31 @@ class TestStatus:
         finish(workspace, "precompute", num_shards=1094, seconds=3.0, was_ready=False, note=None, loss=0.12345, at="x")
         app.run(["status", "-w", "my-run"])
         assert capsys.readouterr().out.splitlines()[1].endswith("  1,094 shards · loss 0.123 · at x")
+
+    def test_one_of_a_kind_is_no_plural(self, workspace: Workspace, capsys: Output) -> None:
+        finish(workspace, "precompute", num_shards=1, num_bad_rows=0, num_chain_tokens=1000)
+        app.run(["status", "-w", "my-run"])
+        assert capsys.readouterr().out.splitlines()[1].endswith("  1 shard · 0 bad rows · 1,000 chain tokens")
+
+    def test_a_changed_prompt_stays_on_its_line(self, workspace: Workspace, capsys: Output) -> None:
+        finish(workspace, "precompute")
+        (workspace.root / "ccot.yaml").write_text('model: {prompt: "[é]\\t{question}\\n\\n"}\n')
+        app.run(["status", "-w", "my-run"])
+        line = capsys.readouterr().out.splitlines()[1]
+        assert line.endswith(r"  model.prompt: {question}\n → [é]\t{question}\n\n")
+
+    def test_a_terminal_gets_lines_that_fit(
+        self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    ) -> None:
+        finish(workspace, "precompute", num_shards=1094, note="x" * 80)
+        app.run(["status", "-w", "my-run"])
+        whole = capsys.readouterr().out.splitlines()
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        app.run(["status", "-w", "my-run"])
+        shown = capsys.readouterr().out.splitlines()
+        assert len(whole[1]) > 80
+        assert shown == [whole[0], whole[1][:79] + "…", *whole[2:]]
 
     def test_json_holds_the_same(self, workspace: Workspace, capsys: Output) -> None:
         finish(workspace, "precompute", num_shards=2)

@@ -7,19 +7,19 @@ from cli.results import RESULT
 def test_the_paper_s_columns_come_in_every_style() -> None:
     accuracy, by_steps, traits = tables_of(RESULT)
     assert [line.split()[:2] for line in render(accuracy, "text").splitlines()[2:]] == [
-        ["direct", "∞"],
-        ["ccot", "10x"],
-        ["pause", "10x"],
-        ["cot", "1x"],
+        ["direct", "0"],
+        ["ccot", "0.1"],
+        ["pause", "0.1"],
+        ["cot", "1"],
     ]
-    assert "| ccot | 10x | 8.4 | 0.600 | 0.570 – 0.630 | <0.001 | 0.0100 | 0.0120 | 0.11 | 1.0% |" in render(
+    assert "| ccot | 0.1 | 8.4 | 0.600 | 0.570 – 0.630 | <0.001 | 0.0100 | 0.0120 | 0.11 | 1.0% |" in render(
         accuracy, "markdown"
     )
     latex = render(accuracy, "latex")
-    assert r"ccot & 10x & 8.4 & 0.600 & 0.570 -- 0.630 & $<$0.001 & 0.0100 & 0.0120 & 0.11 & 1.0\% \\" in latex
-    assert r"my\_model on test.jsonl" in latex
+    assert r"ccot & 0.1 & 8.4 & 0.600 & 0.570 -- 0.630 & $<$0.001 & 0.0100 & 0.0120 & 0.11 & 1.0\% \\" in latex
+    assert r"my\_model, 1,000 problems of test.jsonl, batches of 32, cpu" in latex
     # Steps count as numbers do: 10 comes after 2.
-    assert list(by_steps.head) == ["method", "1/r", "2", "10"]
+    assert list(by_steps.head) == ["method", "r", "2", "10"]
     assert traits.rows == [("ccot", "yes", "continuous", "variable length")]
 
 

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import pytest
 import torch
+
 from examples.scripts import script
 
 
@@ -29,7 +30,7 @@ def test_coconut_s_own_task_is_learned_from_chains_and_leaves_theta_as_it_was(mo
     for coconut in (check.CoconutRecipe(), check.Staged(), check.Unstaged()):
         method, steps = check.train_coconut(theta, encoded, check.COURSE, coconut)
         assert steps == 4
-        # All weights learn where they should, those of a copy.
+        # All weights of a copy learn.
         after = {name.replace(".base_layer", ""): each for name, each in method.adapters.named_parameters()}
         changed = [not torch.equal(weight, after[name]) for name, weight in before.items()]
         assert all(changed) if isinstance(coconut, check.Staged) else not any(changed)

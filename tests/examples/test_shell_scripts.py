@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from examples.scripts import EXAMPLES
 
 from ccot_cli.cli.app import run
 from ccot_cli.names import MethodName, Schedule, SelectorName
 from ccot_cli.workspace.workspace import Workspace
+from examples.scripts import EXAMPLES
 
 
 def commands(text: str) -> list[list[str]]:

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 import torch
+
 from examples.scripts import script
 
 

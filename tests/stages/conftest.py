@@ -1,3 +1,5 @@
+"""Workspaces on a tiny random model."""
+
 from pathlib import Path
 
 import pytest

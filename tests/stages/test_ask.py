@@ -1,12 +1,14 @@
-"""Questions are checked before they are asked."""
+"""Questions are checked before they are asked, and those that the model has not learned are told apart."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import pytest
 
 from ccot_cli import load
 from ccot_cli.errors import UsageError
+from ccot_cli.models.methods.method import Reply, Seconds
 from ccot_cli.stages.ask import Asker
 from stages.runs import MakeRun
 
@@ -30,3 +32,38 @@ def test_from_python_a_workspace_answers_as_it_does_from_the_command_line(make_r
         found = load(folder, ratio=0).ask(question)
         assert replace(found, seconds=0) == replace(expected, seconds=0)
     assert (found.method, found.model) == ("direct", run.settings.model.name)
+    assert (found.in_domain, found.outside) == (None, "")
+
+
+QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
+
+
+@dataclass(frozen=True)
+class Replies:
+    """A method that gives one reply to every question."""
+
+    fixed: Reply
+    name: str = "cot"
+    ratio: Decimal = Decimal(1)
+
+    def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
+        return [self.fixed for _ in questions], Seconds(0, 0, 0)
+
+
+def test_the_shipped_model_says_which_questions_it_has_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asker = load(ratio=1)
+    known, unknown = asker.ask_all([QUESTION, QUESTION.replace("buys", "eats")])
+    assert (known.answer, known.in_domain, known.outside) == ("38", True, "")
+    assert (unknown.in_domain, unknown.outside) == (False, "unknown words: eats")
+    replies = {
+        "": Reply("38", "#### 38", 9, 1, is_truncated=False),
+        "the answer did not come to an end": Reply("38", "#### 38", 9, 1, is_truncated=True),
+        # The last number of a chain without `####` is taken for its answer.
+        "there is no final answer": Reply("38", "That is 38.", 9, 0, is_truncated=False),
+    }
+    for reason, reply in replies.items():
+        monkeypatch.setattr(asker, "method", Replies(reply))
+        assert asker.ask(QUESTION).outside == reason
+        assert asker.ask(QUESTION).in_domain == (not reason)
+    monkeypatch.setattr(asker, "method", Replies(Reply("", " ", 3, 1, is_truncated=False)))
+    assert asker.ask(QUESTION).outside == "there is no final answer"

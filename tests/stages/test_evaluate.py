@@ -37,7 +37,7 @@ SAID = ["3", "15", "15.0", "", "65"]
 
 @dataclass
 class Scripted:
-    """Says what it was told to, each batch in the next of its times."""
+    """Gives scripted answers; each batch takes the next of its times."""
 
     said: dict[str, str]
     times: list[Seconds]
@@ -60,7 +60,7 @@ def number_of(question: str) -> int:
 
 def scripted() -> Scripted:
     said = {each.question: answer for each, answer in zip(PROBLEMS, SAID, strict=True)}
-    # The first batch is asked once more before, and not timed.
+    # The first batch is asked twice: the first time is a warm-up, which is not counted.
     return Scripted(said, [Seconds(9, 9, 9), Seconds(1, 2, 3), Seconds(0.5, 0.25, 0.25), Seconds(0.2, 0.4, 0.6)])
 
 
@@ -108,7 +108,7 @@ def test_methods_are_compared_with_answering_at_once_and_with_ccot_of_their_rati
 
     @dataclass
     class Shelf:
-        """Methods that are right where it is known of them."""
+        """Methods that are right on the problems listed for them."""
 
         theta = SimpleNamespace(name="tiny", device_name="cpu", longest_query=None)
         data = Settings().data

@@ -1,4 +1,4 @@
-"""What a stage loads is what the stages before it have made, by the model that they ran."""
+"""A stage loads what the stages before it made, and the model that they ran."""
 
 import json
 from dataclasses import dataclass, replace
@@ -86,7 +86,7 @@ def test_a_model_that_was_moved_is_found_where_it_is_now(make_run: MakeRun, tmp_
 
 @dataclass(frozen=True)
 class Figures:
-    """What a stage came to."""
+    """The result of a stage."""
 
     num_steps: int
     parts: list[float]
@@ -94,7 +94,7 @@ class Figures:
 
 
 class TestReadyResult:
-    """A stage that is finished says again what it came to; one that is not makes sure that it can be made."""
+    """The result of a finished stage is read again; before an unfinished one is made, it is checked that it can be."""
 
     SPEC = ArtifactSpec("train-phi", "r0.10", {"train_phi": {"epochs": 9}}, {"score": "s"}, ("train_phi.epochs",))
 

@@ -24,7 +24,7 @@ def test_a_ratio_chooses_among_methods_that_come_in_ratios(shipped: Methods) -> 
     tenth = [Decimal("0.1")]
     assert names(shipped, ("ccot",), tenth) == [("ccot", "0.1")]
     assert names(shipped, (), tenth) == [("ccot", "0.1"), ("pause", "0.1")]
-    # What was named and has a ratio of its own is meant whatever the ratio.
+    # A method that was named and has a fixed ratio is chosen, whatever the ratio.
     assert names(shipped, ("ccot", "direct", "cot"), tenth) == [("direct", "0"), ("ccot", "0.1"), ("cot", "1")]
     assert names(shipped, ("ccot", "few-shot"), tenth) == [("ccot", "0.1"), ("few-shot", "1")]
     for methods in ((), ("ccot",), ("all",)):
@@ -44,7 +44,7 @@ def test_a_method_is_asked_for_by_its_name(make_run: MakeRun) -> None:
         run.train_baseline(name)
     methods = find_methods(run.workspace, run.settings)
     assert methods.named("pause", RATIO).name == "pause"
-    # Methods with a ratio of their own have it whatever is asked.
+    # A method with a fixed ratio keeps it, whatever ratio is asked for.
     assert [methods.named(name, RATIO).ratio for name in ("direct", "cot", "zero-shot")] == [0, 1, 1]
     with pytest.raises(MissingError, match="no icot"):
         methods.named("icot", RATIO)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from math import isfinite
 from pathlib import Path
 from typing import cast
 
@@ -88,7 +87,7 @@ def test_layers_that_rest_learn_the_same_one_at_a_time(make_run: MakeRun, monkey
     rested: list[bool] = []
 
     def load(config: ModelConfig) -> Theta:
-        """Offload on a CPU too, which `load_theta` never does: layers rest in one place of it, and run in another."""
+        """Offload on a CPU too, which `load_theta` does not: layers are stored in one place and run in another."""
         found = load_theta(config)
         found.blocks.to(found.device, offload=config.offload)
         rested.append(found.blocks.is_offloaded)

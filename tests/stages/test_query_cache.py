@@ -1,4 +1,4 @@
-"""The queries' keys and values are kept where there is room, and serve all training."""
+"""The queries' keys and values are kept if there is room, and serve all training."""
 
 import shutil
 

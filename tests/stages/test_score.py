@@ -54,7 +54,7 @@ def test_the_learned_selector_gives_the_same_tokens_from_all_indices_or_one(make
     assert kept[0] == kept[1]
     folders = [run.workspace.folder("score", "r0.10") for run in (thick, thin)]
     assert (folders[0] / "scorer.safetensors").exists()
-    # The decoder beside the scorer has learned; the second pass, which the thin one needs, is of θ without it.
+    # The decoder of the scorer has learned. The second pass, which the thin run needs, must be of θ without it.
     assert same_tensors(*folders)
 
 

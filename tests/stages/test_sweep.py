@@ -1,4 +1,4 @@
-"""A sweep uses what is ready, puts the rest beside it, and compares on the same problems."""
+"""A sweep uses finished artifacts, adds the missing ones, and compares all on the same problems."""
 
 from decimal import Decimal
 

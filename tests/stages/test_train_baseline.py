@@ -1,4 +1,4 @@
-"""Baselines train as ψ does, and go on where they were stopped."""
+"""Baselines train as ψ does, and continue after an interruption."""
 
 from decimal import Decimal
 

@@ -1,4 +1,4 @@
-"""φ is trained layer by layer or jointly, from where it was left or from another φ."""
+"""φ is trained layer by layer or jointly, after an interruption, or starting from another φ."""
 
 from decimal import Decimal
 
@@ -89,7 +89,7 @@ def test_phi_goes_on_from_the_phi_of_another_ratio(make_run: MakeRun) -> None:
     for ratio in (RATIO, wider):
         score.run(run.workspace, run.settings, ratio, progress=Progress())
     run.train_phi()
-    # A rate this small leaves it where it starts.
+    # With so small a rate, φ does not move.
     changes = {"train_phi.start": "0.1", "train_phi.learning_rate": 1e-12}
     settings = override(run.settings, changes)
     train_phi.run(run.workspace, settings, wider, progress=Progress())

@@ -23,8 +23,8 @@ from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
 from ccot_cli.models.training.psi import PsiTraining
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_psi
-from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.methods import find_methods
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.tensors.probes import Logistic, fit_logistic
 from ccot_cli.tensors.select import num_kept
 from stages.runs import RATIO, MakeRun, same_tensors, stored_problems

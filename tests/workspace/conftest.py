@@ -1,3 +1,5 @@
+"""A workspace for every test."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""A manifest says what an artifact is, and finds it out when a file is no longer that."""
+"""A manifest says what an artifact is made from, and which files it has; damage is found."""
 
 from pathlib import Path
 

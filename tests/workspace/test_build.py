@@ -1,4 +1,4 @@
-"""An artifact exists once it is finished; until then an attempt keeps what it has done."""
+"""An artifact exists when it is finished; an interrupted attempt keeps its files."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 from ccot_cli.config import stage_config
 from ccot_cli.files import sha256_of
 from ccot_cli.workspace.workspace import State, Workspace
-from workspace.making import CONFIG, asked, interrupt, make
+from workspace.making import asked, interrupt, make
 
 
 def test_it_does_not_exist_before_it_is_finished(workspace: Workspace) -> None:
@@ -179,7 +179,7 @@ def test_a_noted_file_is_hashed_once_unless_it_changes(workspace: Workspace) -> 
         build.hash_early(kept)
         build.hash_early(changed)
         before, noted = kept.stat(), sha256_of(kept)
-        # A change that neither its size nor its time shows is found by no one but who reads the file once more.
+        # Neither the size nor the time of `kept` shows this change, so that only hashing it again would find it.
         kept.write_text("KEPT")
         os.utime(kept, ns=(before.st_atime_ns, before.st_mtime_ns))
         changed.write_text("something else")

@@ -1,4 +1,4 @@
-"""One process writes at a time, and whoever comes second is told who the first is."""
+"""One process writes at a time; the error of a second one names the first."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A workspace finds itself, knows what is out of date, and says which command makes it."""
+"""A workspace is found, knows which artifacts are out of date, and names the command that makes one."""
 
 import os
 from dataclasses import replace
@@ -111,7 +111,7 @@ class TestState:
         # What the options changed may be among the inputs too.
         with pytest.raises(UsageError, match="would be replaced"):
             ready(workspace.settings, model="another")
-        # Asked for anew, or with another setting changed in the file: it is to be made again.
+        # With another value of the option, or another change in the settings file, it is made again.
         assert ready(override(changed, {"data.limit": 6}), "data.limit") is None
         assert ready(override(workspace.settings, {"data.seed": 3})) is None
 
@@ -246,3 +246,8 @@ class TestRequire:
             workspace.require("score", "r0.10")
         assert caught.value.message == "score/r0.10 of my-run is stale: precompute was made again since, and differs"
         assert caught.value.fix == "ccot score --ratio 0.1 -w my-run"
+
+    def test_a_folder_moved_to_another_key_is_refused(self, workspace: Workspace) -> None:
+        make(workspace, "score", "r0.10").folder.rename(workspace.root / "score" / "r0.20")
+        with pytest.raises(CorruptError, match=r"score/r0\.20 holds score/r0\.10"):
+            workspace.require("score", "r0.20")

@@ -3,21 +3,21 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note
+from ccot_cli.cli.console import TerminalProgress, loading, print_json, print_line, print_note
 from ccot_cli.cli.options import (
+    HOW,
     WHAT,
     DeviceOption,
     EngineOption,
-    FormatOption,
     ThreadsOption,
     WorkspaceOption,
     read_ratio,
@@ -35,7 +35,12 @@ READ_AHEAD = 128
 
 def ask(
     question: Annotated[
-        str | None, typer.Argument(metavar="QUESTION", help="The question. Without one, or with '-': read stdin.")
+        str | None,
+        typer.Argument(
+            metavar="QUESTION",
+            help="The question. Without one, or with '-': read stdin. If it has several lines, each must be a question"
+            " and end with '?'.",
+        ),
     ] = None,
     ratio: Annotated[
         Decimal | None,
@@ -63,7 +68,7 @@ def ask(
             "--input",
             metavar="FILE",
             help='Answer each line of a file: JSON objects with "question" and, optionally, "id"; \'-\' is stdin.'
-            " Prints one JSON object a line.",
+            " Prints one JSON object a line, or with --format text an answer a line.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -71,49 +76,59 @@ def ask(
     device: DeviceOption = None,
     threads: ThreadsOption = None,
     engine: EngineOption = None,
-    format: FormatOption = "text",
+    format: Annotated[
+        Literal["text", "json"] | None,
+        typer.Option("--format", help="Format of stdout. Default: text; with --input, json.", rich_help_panel=HOW),
+    ] = None,
 ) -> None:
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?"
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --ratio 0.2
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --method cot
+    ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     """
     if question is not None and input is not None:
         raise UsageError("a question and --input were both given", fix="give one of them")
-    single = _read_question(question) if input is None else ""
-    groups = _open_lines(input) if input is not None else ()
+    asked = _read_questions(question) if input is None else []
+    groups = _open_lines(input) if input is not None else list(_grouped(asked))
     workspace, settings, _ = resolve_anywhere(
         folder, {"model.device": device, "model.threads": threads, "decoding.engine": engine}
     )
-    from ccot_cli.stages.ask import Asker
-    from ccot_cli.stages.methods import CCOT, USUAL_RATIO
+    with loading(workspace.name if workspace else settings.model.name):
+        from ccot_cli.stages.ask import Asker
+        from ccot_cli.stages.methods import CCOT, USUAL_RATIO
 
-    asker = Asker(workspace, settings, ratio, method)
+        asker = Asker(workspace, settings, ratio, method)
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != USUAL_RATIO:
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO}")
-    if input is None:
-        result = asker.ask(single)
+    if len(asked) == 1:
+        result = asker.ask(asked[0][1].decode())
         if result.outside:
             print_note(
                 f"warning: the model in the package has not learned questions like this ({result.outside});"
                 " its answer is a guess"
             )
         if format == "json":
-            print_json(_to_json(result))
+            print_json(_to_json(asker, result))
             return
         if result.text != result.answer:
             print_note(result.text)
         print_line(result.answer)
         return
-    _answer_lines(asker, groups, input)
+    if input is None:
+        _answer_lines(asker, groups, "stdin", _parse_text, is_json=format == "json")
+    else:
+        _answer_lines(asker, groups, input, _parse_json, is_json=format != "text")
 
 
-def _to_json(result: "AskResult") -> dict[str, Any]:
+def _to_json(asker: "Asker", result: "AskResult") -> dict[str, Any]:
+    from ccot_cli.models.methods.chain import ChainMethod
+
     fields = asdict(result)
     del fields["text"], fields["outside"]
-    return fields
+    return {**fields, "chain": result.text} if isinstance(asker.method, ChainMethod) else fields
 
 
 Line = tuple[int, bytes]
@@ -121,7 +136,7 @@ Line = tuple[int, bytes]
 
 
 class ParsedLine(NamedTuple):
-    """A line of `--input`: a question, or the reason why there is none."""
+    """A line of `--input` or stdin: a question, or the reason why there is none."""
 
     echoed: dict[str, Any]
     """Fields that the output repeats: the id, if there is one."""
@@ -129,10 +144,18 @@ class ParsedLine(NamedTuple):
     error: str = ""
 
 
-def _answer_lines(asker: "Asker", groups: Iterable[list[Line]], source: str) -> None:
-    """Print one JSON object for each line, in order; for a line that cannot be answered it says why.
+def _answer_lines(
+    asker: "Asker",
+    groups: Iterable[list[Line]],
+    source: str,
+    parse: Callable[["Asker", bytes], ParsedLine],
+    *,
+    is_json: bool,
+) -> None:
+    """Print one JSON object, or the answer alone, for each line, in order.
 
-    A warning at the end counts the questions that are not in the model's domain.
+    For a line that cannot be answered, its object says why; as text its line stays empty, and stderr says why. A
+    warning at the end counts the questions that are not in the model's domain.
 
     Raises:
         UsageError: after the last line, if one or more could not be answered.
@@ -141,7 +164,7 @@ def _answer_lines(asker: "Asker", groups: Iterable[list[Line]], source: str) -> 
     total = sum(map(len, groups)) if isinstance(groups, list) else None
     with TerminalProgress().task("answers", total=total, unit="questions") as advance:
         for group in groups:
-            parsed = [_parse(asker, content) for _, content in group]
+            parsed = [parse(asker, content) for _, content in group]
             questions = [each.question for each in parsed if not each.error]
             answered = asker.answer(questions) if questions else []
             num_outside += sum(bool(result.outside) for result in answered)
@@ -149,19 +172,29 @@ def _answer_lines(asker: "Asker", groups: Iterable[list[Line]], source: str) -> 
             for (number, _), line in zip(group, parsed, strict=True):
                 num_lines += 1
                 num_bad += bool(line.error)
-                outcome = {"line": number, "error": line.error} if line.error else _to_json(next(results))
-                print_json({**line.echoed, **outcome})
+                result = None if line.error else next(results)
+                if is_json:
+                    outcome = _to_json(asker, result) if result else {"line": number, "error": line.error}
+                    print_json({**line.echoed, **outcome})
+                else:
+                    if line.error:
+                        print_note(f"line {number}: {line.error}")
+                    print_line(result.answer if result else "")
                 advance()
     if num_outside:
         print_note(
-            f'warning: "in_domain" is false on {num_outside:,} of {num_lines:,} lines: the model in the package has not'
-            " learned such questions; these answers are guesses"
+            "warning: the model in the package has not learned questions like"
+            f' {num_outside:,} of these {num_lines - num_bad:,}; its answers there are guesses ("in_domain" in JSON)'
         )
     if num_bad:
+        where = 'the output says why, under "error"' if is_json else "the lines above say why"
         raise UsageError(
             f"{num_bad:,} of {num_lines:,} lines of {source} could not be answered",
-            fix='the output says why, under "error"; write one JSON object a line: {"id": 1, "question": "..."}',
+            fix=f"{where}; {_JSON_LINES if parse is _parse_json else 'ask shorter questions'}",
         )
+
+
+_JSON_LINES = 'write one JSON object a line: {"id": 1, "question": "..."}'
 
 
 def _refuse_constant(name: str) -> None:
@@ -177,8 +210,16 @@ def _read_finite(text: str) -> float:
     return number
 
 
-def _parse(asker: "Asker", content: bytes) -> ParsedLine:
-    """Read the question of a line, or say what is wrong with the line."""
+def _parse_text(asker: "Asker", content: bytes) -> ParsedLine:
+    """Take a whole line as its question."""
+    try:
+        return ParsedLine({}, asker.check(content.decode()))
+    except UsageError as error:
+        return ParsedLine({}, "", error.message)
+
+
+def _parse_json(asker: "Asker", content: bytes) -> ParsedLine:
+    """Read the question of a line of JSON, or say what is wrong with the line."""
     try:
         fields = json.loads(content, parse_constant=_refuse_constant, parse_float=_read_finite)
     except (ValueError, RecursionError):
@@ -197,17 +238,33 @@ def _parse(asker: "Asker", content: bytes) -> ParsedLine:
         return ParsedLine(echoed, "", "unpaired surrogate")
 
 
-def _read_question(question: str | None) -> str:
+def _read_questions(question: str | None) -> list[Line]:
+    """Return the question of the command line, or the questions of stdin, one a line.
+
+    Raises:
+        UsageError: if there is none, or if stdin has several lines of which one does not end as a question.
+    """
     if question is None and sys.stdin.isatty():
         raise UsageError("there is no question", fix='ccot ask "How many ...?", or pipe one in')
-    if question is None or question == STDIN:
-        question = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    typed = None if question == STDIN else question
+    if typed is None:
+        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
     else:
         # Bytes that the locale could not decode are escaped in arguments; the tokenizer needs real text.
-        question = os.fsencode(question).decode("utf-8", errors="replace")
-    if not question.strip():
+        text = os.fsencode(typed).decode("utf-8", errors="replace")
+    if not text.strip():
         raise UsageError("the question is empty", fix='ccot ask "Mia has 12 pens. ... How many pens does Mia have?"')
-    return question
+    if typed is not None:
+        return [(1, text.encode())]
+    # Not `splitlines`, which also splits at characters such as U+2028 that a question may hold.
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    others = [number for number, line in lines if not line.endswith("?")]
+    if len(lines) > 1 and others:
+        raise UsageError(
+            f"stdin has {len(lines):,} lines, and line {others[0]:,} does not end with '?'",
+            fix='one question a line; one of several lines in quotes: ccot ask "..."; JSON lines: --input -',
+        )
+    return [(number, line.encode()) for number, line in lines]
 
 
 def _open_lines(source: str) -> Iterable[list[Line]]:

@@ -16,7 +16,7 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve_anywhere,
 )
-from ccot_cli.cli.tables import Style, Table, inverse, render
+from ccot_cli.cli.tables import Style, Table, render
 
 
 def bench(
@@ -93,7 +93,7 @@ def show_bench(result: dict[str, Any], style: Style) -> None:
     rows = [
         (
             timing["method"],
-            inverse(timing["ratio"]),
+            f"{timing['ratio']:g}",
             str(timing["batch"]),
             str(timing["tokens"]),
             f"{timing['median']:.4f}",
@@ -101,7 +101,7 @@ def show_bench(result: dict[str, Any], style: Style) -> None:
         )
         for timing in result["timings"]
     ]
-    head = ("method", "1/r", "batch", "tokens", "s/batch", "range")
+    head = ("method", "r", "batch", "tokens", "s/batch", "range")
     print_line(render(Table(caption, "<>>>>>", head, rows), style))
     print_line("")
     ratios = [

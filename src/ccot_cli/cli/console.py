@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections import deque
@@ -48,6 +49,23 @@ def _error_console() -> Console:
     )
 
 
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Show a spinner while something is loaded; nothing if stderr is not a terminal."""
+    console = _error_console()
+    if not _can_draw(console):
+        yield
+        return
+    from rich.text import Text
+
+    with console.status(Text(f"loading {name} …")):
+        yield
+
+
+def _can_draw(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def print_json(value: Any) -> None:
     """Print one line of JSON on stdout; if its encoding is not Unicode, with escaped letters.
 
@@ -58,10 +76,15 @@ def print_json(value: Any) -> None:
     print_line(json.dumps(value, ensure_ascii=is_ascii, allow_nan=False))
 
 
-def print_table(rows: Sequence[Sequence[str]], *, align: str) -> None:
-    """Print rows of cells with aligned columns; see `aligned`."""
+def print_table(rows: Sequence[Sequence[str]], *, align: str, fits: bool = False) -> None:
+    """Print rows of cells with aligned columns; see `aligned`.
+
+    Args:
+        fits: On a terminal, cut off what is beyond its width.
+    """
+    width = shutil.get_terminal_size().columns if fits and sys.stdout.isatty() else None
     for line in aligned(rows, align=align):
-        print_line(line)
+        print_line(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
 
 
 def aligned(rows: Sequence[Sequence[str]], *, align: str) -> list[str]:
@@ -129,8 +152,7 @@ class TerminalProgress(Progress):
     @contextmanager
     def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
         work = _Work(label, total, unit, done)
-        draws = self._console.is_terminal and not self._console.is_dumb_terminal
-        draw = self._bar if draws else self._lines
+        draw = self._bar if _can_draw(self._console) else self._lines
         try:
             with draw(work) as show:
 
@@ -174,7 +196,7 @@ class TerminalProgress(Progress):
             redirect_stdout=sys.stdout.isatty(),
         )
         with bar:
-            task = bar.add_task(work.label, total=work.total, amount="", pace="")
+            task = bar.add_task(work.label, total=work.total, amount=work.amount(), pace="")
 
             def show() -> None:
                 pace = work.pace() + work.shown_figures()

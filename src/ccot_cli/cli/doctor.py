@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from ccot_cli.cli.console import print_json, print_table
-from ccot_cli.cli.options import FormatOption, ModelOption, find_workspace_if_any
+from ccot_cli.cli.options import FormatOption, ModelOption, announce_download, find_workspace_if_any
 from ccot_cli.errors import CcotError
 from ccot_cli.files import free_bytes, human_bytes
 
@@ -86,17 +86,22 @@ def _threads() -> str:
     from ccot_cli.models.base.threads import VARIABLE, busy_cores, free_threads
 
     chosen = f" ({VARIABLE})" if os.environ.get(VARIABLE) else ""
-    busy = busy_cores()
-    others = f"; other processes keep {busy} of {os.cpu_count()} cores busy" if busy else ""
+    busy, cores = busy_cores(), os.cpu_count() or 1
+    others = f"; other processes keep {min(busy, cores)} of {cores} cores busy" if busy else ""
     return f"{free_threads()}{chosen}{others}"
 
 
 def _hub() -> list[Finding]:
     from huggingface_hub import constants
 
-    offline = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"
+    from ccot_cli.models.base.hub import hub_answers, is_offline
+
+    if is_offline():
+        state = "offline (HF_HUB_OFFLINE)"
+    else:
+        state = "online" if hub_answers() else f"{constants.ENDPOINT} does not answer"
     cache = Path(constants.HF_HUB_CACHE)
-    return [Finding("hub", offline), Finding("hub cache", f"{cache}, {human_bytes(free_bytes(cache))} free")]
+    return [Finding("hub", state), Finding("hub cache", f"{cache}, {human_bytes(free_bytes(cache))} free")]
 
 
 def _workspace() -> Finding:
@@ -110,6 +115,7 @@ def _workspace() -> Finding:
 def _model(name: str) -> list[Finding]:
     from ccot_cli.models.base.theta import diagnose
 
+    announce_download(name)
     try:
         return [Finding("model", line) for line in diagnose(name)]
     except CcotError as error:

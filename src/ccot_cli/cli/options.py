@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ccot_cli.cli.console import print_note
 from ccot_cli.errors import UsageError
-from ccot_cli.names import ENVIRONMENT_VARIABLE, EngineName, check_between, parse_ratio
+from ccot_cli.names import EMBEDDED, ENVIRONMENT_VARIABLE, EngineName, check_between, parse_ratio
 
 if TYPE_CHECKING:
     from ccot_cli.config import Settings
@@ -193,6 +194,12 @@ def _changed_settings(
 
     given = with_absolute_paths({name: value for name, value in changes.items() if value is not None}, Path.cwd())
     return override(workspace.settings if workspace else Settings(), given), tuple(given)
+
+
+def announce_download(model: str) -> None:
+    """Say that a model is looked for on the hub, which takes a while; nothing for other models."""
+    if model != EMBEDDED and not Path(model).expanduser().exists() and not model.startswith((".", "/", "~")):
+        print_note(f"looking for model {model} on the Hugging Face hub …")
 
 
 def between_zero_and_one(ratios: list[Decimal] | None, settings: "Settings") -> list[Decimal]:

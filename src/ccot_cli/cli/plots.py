@@ -1,11 +1,13 @@
 """Plots: accuracy against seconds per question, as text and as a picture, and the results of a sweep."""
 
 import os
+from collections.abc import Iterable
 from itertools import cycle
 from math import floor, log10
 from pathlib import Path
 from typing import Any
 
+from ccot_cli.cli.tables import subject
 from ccot_cli.errors import UsageError
 
 WIDTH, HEIGHT = 64, 16
@@ -40,7 +42,7 @@ def frontier(result: dict[str, Any]) -> str:
 
 def label(row: dict[str, Any]) -> str:
     """Name a method, with its ratio unless that is 0 or 1."""
-    return row["method"] if row["ratio"] in (0, 1) else f"{row['method']} {row['ratio']:g}"
+    return row["method"] if row["ratio"] in (0, 1) else f"{row['method']}, r = {row['ratio']:g}"
 
 
 def _letter(number: int) -> str:
@@ -73,13 +75,14 @@ def check_plot(path: Path) -> None:
 
 
 def draw_frontier(result: dict[str, Any], path: Path) -> None:
-    """Draw accuracy with 95 % intervals against seconds, and the line through the methods that none beats in both."""
+    """Draw accuracy with 95 % intervals against seconds, and a staircase of the best that is reached so far."""
     pyplot, rows = _pyplot(), result["rows"]
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
     best = _unbeaten(rows)
-    axes.plot([x for x, _ in best], [y for _, y in best], color="0.7", linewidth=1, zorder=0)
+    # Nothing was measured between two methods: up to the slower one, the faster one's accuracy is the best there is.
+    axes.plot([x for x, _ in best], [y for _, y in best], drawstyle="steps-post", color="0.7", linewidth=1, zorder=0)
     for row, marker in zip(rows, cycle(MARKERS), strict=False):
         below, above = row["accuracy"] - row["low"], row["high"] - row["accuracy"]
         axes.errorbar(
@@ -95,8 +98,8 @@ def draw_frontier(result: dict[str, Any], path: Path) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(EngFormatter("s"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("time per question (mean)")
-    axes.set_title(f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}", fontsize=10)
+    axes.set_xlabel("time per question (mean, log scale)")
+    axes.set_title(f"{subject(result)}, 95 % intervals", fontsize=10)
     _finish(figure, axes, path)
 
 
@@ -109,35 +112,43 @@ def varied(rows: list[dict[str, Any]]) -> list[str]:
     return [name for name in DIMENSIONS if len({row[name] for row in rows}) > 1]
 
 
-def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw exact match with 95 % intervals over the first dimension that varies, a line for each choice of the others.
+def choice(row: dict[str, Any], dimensions: Iterable[str]) -> str:
+    """Name what a row of a sweep has in these dimensions: `r = 0.1, even`."""
+    symbols = {"ratio": "r", "layer": "l"}
+    named = ((symbols.get(name, name), shown(row[name]), name in NUMERIC) for name in dimensions)
+    return ", ".join(f"{symbol} = {value}" if is_number else value for symbol, value, is_number in named)
 
-    A dimension of numbers comes before one of names.
+
+def shown(value: float | str) -> str:
+    """Write a setting of a sweep, a ratio without needless digits."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw exact match with 95 % intervals over the first dimension that varies.
+
+    Each choice of the other dimensions has its own colour. A dimension of numbers comes before one of names.
     """
     pyplot = _pyplot()
     across, *others = sorted(varied(rows), key=lambda name: name not in NUMERIC) or ["ratio"]
-    is_numeric = across in NUMERIC
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
-    lines: dict[str, list[dict[str, Any]]] = {}
+    choices: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        lines.setdefault(", ".join(f"{name} {row[name]}" for name in others), []).append(row)
-    for (name, line), marker in zip(lines.items(), cycle(MARKERS), strict=False):
-        ordered = sorted(line, key=lambda row: row[across]) if is_numeric else line
-        centre = [row["accuracy"] for row in ordered]
+        choices.setdefault(choice(row, others), []).append(row)
+    for (name, chosen), marker in zip(choices.items(), cycle(MARKERS), strict=False):
         axes.errorbar(
-            [row[across] for row in ordered],
-            centre,
+            [row[across] for row in chosen],
+            [row["accuracy"] for row in chosen],
             yerr=[
-                [max(0.0, row["accuracy"] - row["low"]) for row in ordered],
-                [max(0.0, row["high"] - row["accuracy"]) for row in ordered],
+                [max(0.0, row["accuracy"] - row["low"]) for row in chosen],
+                [max(0.0, row["high"] - row["accuracy"]) for row in chosen],
             ],
             fmt=marker,
-            linestyle="-" if is_numeric else "none",
             capsize=3,
             label=name or None,
         )
     axes.set_xlabel({"ratio": "compression ratio r", "layer": "autoregressive layer l"}.get(across, across))
-    axes.set_title(f"{rows[0]['split'].capitalize()}, n = {rows[0]['n']:,}", fontsize=10)
+    axes.set_title(f"{rows[0]['n']:,} {rows[0]['split']} problems, 95 % intervals", fontsize=10)
     _finish(figure, axes, path)
 
 
@@ -148,6 +159,7 @@ def _pyplot() -> Any:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    matplotlib.rcParams["svg.fonttype"] = "none"  # Text stays text, which can be searched and read aloud.
     return pyplot
 
 

@@ -45,7 +45,7 @@ def status(folder: WorkspaceOption = None, format: FormatOption = "text") -> Non
         print_json({**head, "artifacts": artifacts, "cache_bytes": workspace.cache_bytes(), "next": next_command})
         return
     print_line(_title(workspace))
-    print_table([_cells(row, datetime.now().astimezone()) for row in rows], align="<<<>><")
+    print_table([_cells(row, datetime.now().astimezone()) for row in rows], align="<<<>><", fits=True)
     if cached := workspace.cache_bytes():
         print_line(f"{human_bytes(cached)} in {workspace.cache} may be deleted at any time; training makes it again")
     print_line(f"next:  {next_command}")
@@ -131,7 +131,9 @@ def _figure(name: str, value: object) -> str:
         case bool() | None | dict() | list():
             return ""
         case int():
-            return f"{value:,} {words}" if name.startswith("num_") else f"{words} {value:,}"
+            if not name.startswith("num_"):
+                return f"{words} {value:,}"
+            return f"{value:,} {words.removesuffix('s') if value == 1 else words}"
         case float():
             return f"{words} {value:.3g}"
     return f"{words} {value}"

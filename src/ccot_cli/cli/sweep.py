@@ -19,8 +19,8 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
-from ccot_cli.cli.plots import DIMENSIONS, NUMERIC, check_plot, draw_sweep, varied
-from ccot_cli.cli.tables import Style, Table, inverse, render
+from ccot_cli.cli.plots import DIMENSIONS, NUMERIC, check_plot, choice, draw_sweep, shown, varied
+from ccot_cli.cli.tables import Style, Table, render
 from ccot_cli.names import Ends, MethodName, Schedule, SelectorName, Unfreeze
 
 
@@ -128,7 +128,7 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
     head += ["seeds", "exact match", "95 % interval", "steps", "tokens", *(HEADS[name] for name in figures)]
     cells = [
         (
-            *(inverse(row[name]) if name == "ratio" else str(row[name]) for name in dimensions),
+            *(shown(row[name]) for name in dimensions),
             str(len(row["seeds"])),
             f"{row['accuracy']:.3f}",
             f"{row['low']:.3f} – {row['high']:.3f}",
@@ -139,7 +139,7 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
         for row in rows
     ]
     align = "".join(">" if name in NUMERIC else "<" for name in dimensions) + ">" * (5 + len(figures))
-    caption = f"{rows[0]['split'].capitalize()}, n = {rows[0]['n']:,}"
+    caption = f"{rows[0]['n']:,} {rows[0]['split']} problems"
     print_line(render(Table(caption, align, tuple(head), cells), style))
     if style == "text" and len(rows) > 1:
         print_line("")
@@ -148,7 +148,7 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
 
 
 HEADS = {
-    "ratio": "1/r",
+    "ratio": "r",
     "layer": "l",
     "seconds": "time",
     "end_accuracy": "END",
@@ -168,8 +168,8 @@ BAR_WIDTH = 40
 
 def bars(rows: list[dict[str, Any]]) -> list[str]:
     """Draw each row's exact match as a bar with its interval in brackets, named by the dimensions that vary."""
-    prefixes, dimensions = {"ratio": "r", "layer": "l"}, varied(rows)
-    names = [" ".join(f"{prefixes.get(name, '')}{row[name]}" for name in dimensions) for row in rows]
+    dimensions = varied(rows)
+    names = [choice(row, dimensions) for row in rows]
     longest = max(map(len, names))
     lines = []
     for name, row in zip(names, rows, strict=True):

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ccot_cli.cli.console import aligned
+from ccot_cli.names import EMBEDDED
 
 Style = Literal["text", "markdown", "latex"]
 
@@ -29,15 +31,12 @@ def _accuracy(result: dict[str, Any]) -> Table:
     rows = result["rows"]
     chain = next((row["seconds_mean"] for row in rows if row["method"] == "cot"), None)
     to_direct = {(pair["method"], pair["ratio"]): pair["p"] for pair in result["pairs"] if pair["than"] == "direct"}
-    caption = (
-        f"{result['model']} on {result['data']}, n = {rows[0]['n']:,}, batches of {result['batch_size']},"
-        f" {result['device']}"
-    )
+    caption = f"{subject(result)}, batches of {result['batch_size']}, {result['device']}"
     figures = ("tokens", "exact match", "95 % interval", "p to r=0", "s/question", "p95 batch", "× chain", "capped")
     cells = [
         (
             row["method"],
-            inverse(row["ratio"]),
+            f"{row['ratio']:g}",
             f"{row['contemplation_tokens_mean']:.1f}",
             f"{row['accuracy']:.3f}",
             f"{row['low']:.3f} – {row['high']:.3f}",
@@ -49,7 +48,7 @@ def _accuracy(result: dict[str, Any]) -> Table:
         )
         for row in rows
     ]
-    return Table(caption, "<" + ">" * 9, ("method", "1/r", *figures), cells)
+    return Table(caption, "<" + ">" * 9, ("method", "r", *figures), cells)
 
 
 def _by_steps(result: dict[str, Any]) -> Table:
@@ -58,12 +57,12 @@ def _by_steps(result: dict[str, Any]) -> Table:
     cells = [
         (
             row["method"],
-            inverse(row["ratio"]),
+            f"{row['ratio']:g}",
             *(f"{row['by_steps'][step]['accuracy']:.2f}" if step in row["by_steps"] else "" for step in steps),
         )
         for row in rows
     ]
-    return Table("Exact match by number of reasoning steps", "<>" + ">" * len(steps), ("method", "1/r", *steps), cells)
+    return Table("Exact match by number of reasoning steps", "<>" + ">" * len(steps), ("method", "r", *steps), cells)
 
 
 def _traits(result: dict[str, Any]) -> Table:
@@ -72,9 +71,11 @@ def _traits(result: dict[str, Any]) -> Table:
     return Table("Tokens between query and answer", "<<<<", head, cells)
 
 
-def inverse(ratio: float) -> str:
-    """Write 1/r as the paper does: ∞, 20x, 1x."""
-    return "∞" if ratio == 0 else f"{1 / ratio:.3g}x"
+def subject(result: dict[str, Any]) -> str:
+    """Say whose answers to which problems an `EvalResult` measures."""
+    model, data, count = result["model"], result["data"], f"{result['rows'][0]['n']:,}"
+    problems = f"{count} test problems" if data == EMBEDDED else f"{count} problems of {Path(data).name}"
+    return f"{'model in the package' if model == EMBEDDED else model}, {problems}"
 
 
 def _p_value(p: float | None) -> str:
@@ -117,7 +118,7 @@ def _latex(table: Table) -> str:
 
 
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$", "{": r"\{", "}": r"\}"}
-_LATEX |= {"∞": r"$\infty$", "×": r"$\times$", "–": "--", "<": r"$<$", "~": r"\textasciitilde{}", "^": r"\^{}"}
+_LATEX |= {"×": r"$\times$", "–": "--", "<": r"$<$", "~": r"\textasciitilde{}", "^": r"\^{}"}
 _LATEX |= {"θ": r"$\theta$", "φ": r"$\varphi$", "ψ": r"$\psi$"}
 
 

@@ -192,6 +192,10 @@ class _EndAt:
         return self._silent.chance(lower_BD) + float(self._left_for_hint == 0)
 
 
+def _name_at(ratio: Decimal) -> str:
+    return f"ccot, r = {ratio:f}"
+
+
 class _Bench:
     """The methods at one batch size, by name: `generate`, `cot`, `direct`, and `ccot r` for each ratio r."""
 
@@ -207,7 +211,7 @@ class _Bench:
         self.work: dict[str, Callable[[], Phases]] = {"generate": self._generate, "cot": self._chain}
         self.work["direct"] = lambda: self._ccot(0)
         for ratio, count in self.counts.items():
-            self.work[f"ccot {ratio:f}"] = lambda count=count: self._ccot(count)  # type: ignore[misc]
+            self.work[_name_at(ratio)] = lambda count=count: self._ccot(count)  # type: ignore[misc]
 
     @property
     def _written(self) -> int:
@@ -276,13 +280,13 @@ class _Bench:
 
     def timings(self, rounds: list[dict[str, Phases]]) -> list[Timing]:
         """Collect the total time of every method in every round."""
-        ratio_of = {f"ccot {ratio:f}": ratio for ratio in self.counts} | {"direct": Decimal(0)}
+        ratio_of = {_name_at(ratio): ratio for ratio in self.counts} | {"direct": Decimal(0)}
         timings = []
         for name in self.work:
             seconds = [phases[name]["total"] for phases in rounds]
             ratio = ratio_of.get(name, Decimal(1))
             tokens = self.counts.get(ratio, 0 if name == "direct" else self.lengths.chain)
-            method = name.split()[0]
+            method = name.split(",")[0]
             timings.append(Timing(method, float(ratio), self.batch, tokens, seconds, statistics.median(seconds)))
         return timings
 
@@ -297,7 +301,7 @@ class _Bench:
         generated = [(phases["generate"]["total"] - phases["cot"]["prefill"]) / self._written for phases in rounds]
         ratios = [self._ratio("generate / cot", totals["generate"], totals["cot"])]
         for ratio, count in self.counts.items():
-            name = f"ccot {ratio:f}"
+            name = _name_at(ratio)
             contemplated = [phases[name]["contemplation"] / count for phases in rounds]
             ratios.append(self._ratio(f"cot / {name}", totals["cot"], totals[name]))
             ratios.append(self._ratio(f"a token of {name} / a token of generate", contemplated, generated))

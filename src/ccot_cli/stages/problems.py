@@ -64,10 +64,8 @@ def run(
         settings = override(settings, used)
     if split is None:
         split = "test" if (settings.data.test_source or settings.data.source) == EMBEDDED else "validation"
-    if split == "test":
-        options = {"eval.steps": steps, "eval.seed": seed}
-    else:
-        options = {"data.steps": steps, "data.seed": seed}
+    section = "eval" if split == "test" else "data"
+    options = {f"{section}.steps": steps, f"{section}.seed": seed}
     changed = override(settings, {name: value for name, value in options.items() if value is not None})
     if split == "test":
         return load_test(changed.data, limit=limit, seed=changed.eval.seed, steps=changed.eval.steps)

@@ -20,8 +20,8 @@ from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states
 from ccot_cli.names import PRECOMPUTE, SCORE, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_matching_theta, ready_result
-from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.precompute import make_record
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.selectors import all_positions, fit_selector
 from ccot_cli.tensors.select import even, num_kept, overlap
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec

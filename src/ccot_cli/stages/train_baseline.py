@@ -17,8 +17,8 @@ from ccot_cli.models.training.recipes.registry import RECIPES
 from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_BASELINE, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
-from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.methods import baseline_key
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.validation import caps, changed_figures, validate
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build

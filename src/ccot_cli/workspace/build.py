@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ccot_cli.files import PART, flush_to_disk, sha256_of, write_json
+from ccot_cli.files import PART, flush_to_disk, set_usual_mode, sha256_of, write_json
 from ccot_cli.workspace.artifact import MANIFEST_FILE, Artifact, FileRecord, Manifest, now
 
 BUILDING_FILE = "building.json"
@@ -64,6 +64,8 @@ class Build:
         """Flush all files and folders to the disk, and return the records of the files of the result."""
         records = {}
         for path in sorted(self.folder.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                set_usual_mode(path)
             flush_to_disk(path)
             if path.is_file() and not self._is_left_out(path):
                 name = path.relative_to(self.folder).as_posix()

@@ -345,10 +345,15 @@ class Workspace:
 def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
     changed = differing_settings(manifest.config, stage_config(settings, manifest.stage))
     return [
-        f"{name}: {then} → {now}"
+        f"{name}: {_on_one_line(then)} → {_on_one_line(now)}"
         for name, (then, now) in changed.items()
         if name not in manifest.overrides and not (name in PATH_SETTINGS and has_moved(then, now))
     ]
+
+
+def _on_one_line(value: object) -> str:
+    """Write a setting with escapes in place of line breaks and other characters that cannot be seen."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
 
 
 def _shown_key(stage: str, key: str) -> str:

@@ -1,4 +1,4 @@
-"""How much memory there is, and how a lack of it is told."""
+"""How much memory there is, and which errors mean that it does not suffice."""
 
 from pathlib import Path
 

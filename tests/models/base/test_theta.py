@@ -1,4 +1,4 @@
-"""A base model is loaded in the precision that its device wants, or it is said why it cannot be had."""
+"""A base model is loaded in the precision that suits its device; errors say why it cannot be loaded."""
 
 from pathlib import Path
 
@@ -81,3 +81,23 @@ def test_layers_rest_in_main_memory_where_the_device_has_memory_of_its_own(
     homes = {parameter.device.type for parameter in loaded.blocks.layers.parameters()}
     assert homes == {"cpu" if is_offloaded else device}
     assert loaded.blocks.embedding.weight.device.type == loaded.device.type == device
+
+
+@pytest.mark.parametrize("name", ["embeded", "Embedded", "embbedded"])
+def test_a_typing_error_is_told_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def refuse(*given: object, **options: object) -> None:
+        raise AssertionError("this would ask the hub")
+
+    monkeypatch.setattr(theta.AutoTokenizer, "from_pretrained", refuse)
+    with pytest.raises(UsageError, match=f"there is no model '{name}'") as caught:
+        load_theta(ModelConfig(name=name))
+    assert caught.value.fix == "did you mean embedded?"
+
+
+def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ResourceError, match="is not on this machine and cannot be downloaded"):
+        load_theta(ModelConfig(name="some/model"))
+    assert slept == []

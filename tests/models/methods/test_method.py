@@ -1,4 +1,4 @@
-"""All methods answer in parts where memory is short, and read the same answer from the same words."""
+"""All methods answer in parts if memory is short, and read the same answer from the same words."""
 
 from dataclasses import replace
 from decimal import Decimal

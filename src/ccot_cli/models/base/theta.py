@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 from ccot_cli.models.base.blocks import Blocks
+from ccot_cli.models.base.hub import hub_answers
 from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.models.base.threads import use_threads
 from ccot_cli.names import EMBEDDED
@@ -182,6 +184,10 @@ def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pr
     options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
     if isinstance(source, Path) or Path(source).exists():
         options["local_files_only"] = True
+    elif get_close_matches(source.lower(), [EMBEDDED], cutoff=0.8):
+        raise UsageError(f"there is no model {source!r}", fix=f"did you mean {EMBEDDED}?")
+    else:
+        options["local_files_only"] = not hub_answers()  # Then only what was downloaded before is looked for.
     dtype: Any = config.dtype
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else "auto"
