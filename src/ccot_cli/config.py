@@ -293,7 +293,7 @@ _SECTIONS = {
     "train-baseline": ("train_psi",),
     "eval": ("eval", "decoding"),
 }
-_WITHOUT_EFFECT = {
+WITHOUT_EFFECT = {
     "model": {"device", "offload", "threads"},
     "data": {"test_source", "test_split"},
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
@@ -321,7 +321,7 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     """Return the settings that a stage's result depends on, as plain JSON values by section."""
     unused = _unused(settings, stage)
     config = {
-        name: getattr(settings, name).model_dump(mode="json", exclude=_WITHOUT_EFFECT.get(name, set()) | unused)
+        name: getattr(settings, name).model_dump(mode="json", exclude=WITHOUT_EFFECT.get(name, set()) | unused)
         for name in _SECTIONS[stage]
     }
     if stage == "score" and settings.score.selector == "learned":

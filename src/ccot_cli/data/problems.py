@@ -38,7 +38,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Training:
+class LoadedProblems:
     """Problems to learn from, and others held out for validation; no question is in both."""
 
     train: list[Problem]
@@ -47,7 +47,7 @@ class Training:
     """One line for each kind of row that was left out."""
 
 
-def load_training(config: DataConfig) -> Training:
+def load_training(config: DataConfig) -> LoadedProblems:
     """Load the training and validation problems.
 
     If rows of a file or hub data set repeat a question, only the first of them is used. The validation problems are
@@ -61,7 +61,7 @@ def load_training(config: DataConfig) -> Training:
     if config.source == EMBEDDED:
         train = _generate("train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
         held_out = _generate("validation", config.validation_limit, seed=config.seed, steps=config.steps)
-        return Training(train, held_out, [])
+        return LoadedProblems(train, held_out, [])
     problems, bad = _read(config, config.source, config.split)
     if 100 * len(bad) > BAD_ROW_PERCENT * (len(problems) + len(bad)):
         raise _unfit(config.source, problems, bad)
@@ -80,7 +80,7 @@ def load_training(config: DataConfig) -> Training:
         notes.append(f"rows left out: {others:,} with other numbers of steps")
     if config.limit is not None and len(train) > config.limit:
         notes.append(f"rows left out: {len(train) - config.limit:,} beyond data.limit, {config.limit:,} (--limit)")
-    return Training(train[: config.limit], validation, notes)
+    return LoadedProblems(train[: config.limit], validation, notes)
 
 
 def load_test(

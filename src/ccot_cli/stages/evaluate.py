@@ -9,19 +9,21 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ccot_cli.config import Settings, stage_config
+from ccot_cli.config import DataConfig, Settings, stage_config
 from ccot_cli.data.problems import Problem, load_test
+from ccot_cli.data.rows import names_file
 from ccot_cli.errors import UsageError
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
 from ccot_cli.models.methods.method import Method, MethodInfo, Reply, Seconds
-from ccot_cli.names import EVAL
+from ccot_cli.names import EMBEDDED, EVAL
 from ccot_cli.progress import Progress
 from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, own_methods
 from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
@@ -118,6 +120,8 @@ def run(
     methods = find_methods(workspace, settings)
     for error in methods.unusable.values():
         progress.say(f"left out: {error.message}; {error.fix}")
+    if is_tested_on_training(methods.data):
+        progress.say("warning: the test problems are those of training; name others with data.test_source or --data")
     problems = problems_to_ask(methods, settings, settings.eval.limit, progress)
     loadable = methods.choose(names, ratios)
     if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
@@ -142,6 +146,14 @@ def run(
             shutil.rmtree(build.folder)
             raise
         return _save(build, result, predictions)
+
+
+def is_tested_on_training(data: DataConfig) -> bool:
+    """Tell whether test problems come from the same file, or the same split of a data set, as those of training."""
+    source = data.test_source or data.source
+    if source == EMBEDDED or Path(source).resolve() != Path(data.source).resolve():
+        return False
+    return names_file(source) or data.test_split == data.split
 
 
 def problems_to_ask(methods: Methods, settings: Settings, limit: int | None, progress: Progress) -> list[Problem]:
@@ -290,6 +302,7 @@ def _prediction(method: Method, problem: Problem, reply: Reply, is_correct: bool
         "method": method.name,
         "ratio": float(method.ratio),
         "id": problem.id,
+        "question": problem.question,
         "num_steps": problem.num_steps,
         "reference": problem.answer,
         "is_correct": is_correct,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ccot_cli.config import ModelConfig, Settings
+from ccot_cli.config import WITHOUT_EFFECT, ModelConfig, Settings
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta, load_theta
@@ -48,7 +48,7 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
     recorded, name = source.manifest.config["model"], settings.model.name
     if has_moved(recorded["name"], name) and Path(name).exists() and not Path(recorded["name"]).exists():
         recorded = {**recorded, "name": name}
-    here = {name: getattr(settings.model, name) for name in ("device", "offload", "threads")}
+    here = {name: getattr(settings.model, name) for name in WITHOUT_EFFECT["model"]}
     theta = load_theta(ModelConfig(**recorded, **here))
     if theta.fingerprint() != source.manifest.inputs["model"]:
         raise CorruptError(

@@ -58,7 +58,7 @@ def test_the_wait_is_short_unless_the_user_has_set_one(
         def head(self, url: str, *, timeout: float, follow_redirects: bool) -> None:
             waits.append(timeout)
 
-    monkeypatch.setattr("huggingface_hub.utils.get_session", Session)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", int(given or 10))
     monkeypatch.setattr(os, "environ", {} if given is None else {hub.VARIABLE: given})
     assert hub.hub_answers()

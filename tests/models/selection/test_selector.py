@@ -10,7 +10,7 @@ from conftest import encoded_problems
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.scorer import Scorer
-from ccot_cli.models.selection.selector import Selector, predictive
+from ccot_cli.models.selection.selector import Selector, fit_predictive
 from ccot_cli.tensors.select import num_kept
 
 RATIO = Decimal("0.2")
@@ -21,7 +21,7 @@ def selectors(theta: Theta) -> list[Selector]:
     return [
         Selector("last", RATIO, theta.encoder),
         Selector("random", RATIO, theta.encoder, seed=4),
-        predictive(theta, encoded_problems(theta, 6), RATIO, batch_tokens=900),
+        fit_predictive(theta, encoded_problems(theta, 6), RATIO, batch_tokens=900),
         Selector("learned", RATIO, theta.encoder, layer=2, scorer=Scorer(theta, "linear", 3)),
         Selector("learned", RATIO, theta.encoder, layer=1, scorer=Scorer(theta, "mlp", 3)),
     ]

@@ -17,8 +17,7 @@ def is_offline() -> bool:
 
 def hub_answers() -> bool:
     """Ask the hub once, and tell whether it answers."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     if is_offline():
         return False

@@ -101,7 +101,7 @@ class Selector:
             ) from error
 
 
-def predictive(theta: Theta, problems: Sequence[EncodedProblem], ratio: Decimal, *, batch_tokens: int) -> Selector:
+def fit_predictive(theta: Theta, problems: Sequence[EncodedProblem], ratio: Decimal, *, batch_tokens: int) -> Selector:
     """Fit the predictive selector.
 
     Args:
