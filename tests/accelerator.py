@@ -138,6 +138,3 @@ def mock_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(phi_layerwise, "ThreadPoolExecutor", mocking)
     with _Mocking():
         yield DEVICE.type
-
-
-pretended = mock_device

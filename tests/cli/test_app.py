@@ -145,6 +145,14 @@ class TestStopping:
             f"{last} ccot {stage} demo",
         ]
 
+    def test_a_stop_names_the_command_that_was_typed_around_it(self) -> None:
+        with ccot("demo", "x", code=WAIT, CCOT_TYPED="make demo") as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            process.terminate()
+            _, err = process.communicate(timeout=10)
+        assert err.splitlines()[-1] == "resume: make demo"
+
     def test_a_stop_while_everything_is_loaded_shows_no_traceback(self) -> None:
         slow = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import sys, time, builtins\n"
         slow += "load = builtins.__import__\n"

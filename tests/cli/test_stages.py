@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ccot_cli.cli import demo
+from ccot_cli.cli.app import run
 from cli.running import QUESTION, Output, output
 
 
@@ -117,6 +118,31 @@ def test_the_demo_hands_its_number_of_threads_to_every_stage(folder: Path, monke
         monkeypatch.setattr(stage, name, lambda *given, **options: seen.append(options["threads"]))
     demo.demo(folder / "new", threads=3)
     assert seen == [3] * 8
+
+
+def test_the_demo_names_no_next_command_because_it_runs_it_itself(
+    folder: Path, trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, err = output(capsys, "train-psi")
+    assert "next:  ccot eval" in err
+    # The demo's own stages take minutes; in their place, one that finds everything ready runs each time.
+    for module, name in (
+        ("precompute", "precompute"),
+        ("score", "score"),
+        ("train_phi", "train_phi"),
+        ("train_psi", "train_psi"),
+        ("train_baseline", "train_baseline"),
+        ("eval", "evaluate"),
+        ("ask", "ask"),
+    ):
+        stage = import_module(f"ccot_cli.cli.{module}")
+        monkeypatch.setattr(stage, name, lambda *given, **options: run(["train-phi"]))
+    demo.demo(folder / "new")
+    shown = capsys.readouterr().err
+    assert shown.count("ready already") == 8
+    assert "next:" not in shown
+    _, err = output(capsys, "train-psi")
+    assert "next:  ccot eval" in err
 
 
 def test_results_are_as_readable_as_other_files(trained_once: Path) -> None:

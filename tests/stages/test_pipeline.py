@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from accelerator import pretended
+from accelerator import mock_device
 from conftest import GSM8K
 
 from ccot_cli.config import ModelConfig, override
@@ -261,7 +261,7 @@ def test_every_stage_does_on_another_device_what_it_does_on_the_cpu(
     for name in ("here", "there"):
         monkeypatch.setattr(draft, "LEAST_CHANCE", 0.0)
         run = make_run(name, family, **FEW, **changes)
-        with nullcontext("cpu") if name == "here" else pretended(monkeypatch) as device:
+        with nullcontext("cpu") if name == "here" else mock_device(monkeypatch) as device:
             there = Run(run.workspace, override(run.settings, {"model.device": device}))
             there.precompute()
             there.score()
@@ -280,7 +280,7 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
     names, losses, rows = ("ccot", *RECIPES, "zero-shot"), [], []
     for place in ("here", "there"):
         monkeypatch.setattr(draft, "LEAST_CHANCE", 0.0)
-        with nullcontext("cpu") if place == "here" else pretended(monkeypatch) as device:
+        with nullcontext("cpu") if place == "here" else mock_device(monkeypatch) as device:
             run = make_run(place, **FEW, **{"model.device": device, "model.dtype": "bfloat16", "train_psi.epochs": 3})
             run.precompute()
             run.score()
@@ -298,7 +298,7 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
 def test_an_interrupted_training_continues_on_another_device(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pretended(monkeypatch) as device:
+    with mock_device(monkeypatch) as device:
         run = make_run("run", **FEW, **{"model.device": device, "train_phi.checkpoint_steps": 1})
         run.precompute()
         run.score()
