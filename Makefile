@@ -12,7 +12,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY)  ## Train every stage on the model in the package and answer from it, in minutes
-	@$(BIN)/ccot demo
+	@CCOT_TYPED="make demo" $(BIN)/ccot demo
 
 # One process per core, with one thread each, because the tests are many and small.
 test: $(READY)  ## Run the fast tests

@@ -391,6 +391,7 @@ problems.
 - Other ratios: φ starts from the one of r = 0.1 (`CONTINUED_SETTINGS`), and each ratio has its own settings
   (`OTHER_RATIOS`). Steps of φ and of ψ: {others}.
 - `direct` (r = 0) and `pause`: trained on the same problems for as many steps as ψ at r = 0.1.
+- `domain.json`: what the questions of these 30,000 problems hold. `ccot ask` warns of other questions.
 - Stored in bfloat16, computed in float32 on a CPU.
 
 Exact match on {n:,} problems of the test split, which shares no problem with training, with 95 % Wilson intervals; and

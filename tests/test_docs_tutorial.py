@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,17 @@ import yaml
 
 from ccot_cli.cli.app import app, run
 from ccot_cli.config import Settings, override
+from ccot_cli.data.word_problems import (
+    CLOSING,
+    FAMILIES,
+    LARGEST,
+    MAX_STEPS,
+    MIN_STEPS,
+    NOUNS,
+    PEOPLE,
+    Limits,
+    generate,
+)
 from ccot_cli.settings_file import load_settings
 
 ROOT = Path(__file__).parent.parent
@@ -170,6 +182,20 @@ def literals(code: str) -> Iterator[str]:
             yield "".join(part.value if isinstance(part, ast.Constant) else LEFT_OUT for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+
+
+def test_the_index_names_all_that_the_embedded_problems_tell_of() -> None:
+    text = read("docs/index.md").partition("## What the model in the package knows")[2]
+    words = set(re.findall(r"[\w-]+", text))
+    problems = list(islice(generate("train"), 500))
+    told = {family for problem in problems for family in problem.families}
+    assert {*PEOPLE, *(many for _, many in NOUNS)} <= words
+    assert told == {*FAMILIES, *CLOSING} - {"together"}  # which needs other limits
+    assert set(re.findall(r"`(\w+)`:", text)) == told
+    amounts = [number for problem in problems for number in problem.numbers]
+    assert f"{min(amounts)} to {LARGEST}" in text
+    assert f"{MIN_STEPS} to {MAX_STEPS} steps" in text
+    assert f"at most {Limits().change}" in re.sub(r"\s+", " ", text)
 
 
 def test_the_readme_is_short() -> None:

@@ -1,7 +1,7 @@
 """Measure how often the model in the package says that it does not know a question, and whether it is right to.
 
-    python examples/research/domain.py                                # the generator's questions, and changed ones
-    python examples/research/domain.py mawps-asdiv-a.jsonl gsm8k.jsonl     # and questions that people wrote
+    python examples/research/domain.py                                  # the generator's questions, and changed ones
+    python examples/research/domain.py mawps-asdiv-a.jsonl gsm8k.jsonl  # and questions that people wrote
 
 Each kind of question is answered at r = 0.1. The table says how many of a kind are called outside the model's domain,
 and the exact match of both parts if the right answers are known. A changed question may have an answer that nobody
@@ -24,7 +24,7 @@ from ccot_cli.config import DataConfig, Settings
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.domain import SENTENCE_END, Domain
 from ccot_cli.data.problems import load_test
-from ccot_cli.data.word_problems import NOUNS, PEOPLE, WIDE, Split, generate
+from ccot_cli.data.word_problems import PEOPLE, WIDE, Split, generate
 from ccot_cli.files import write_json
 from ccot_cli.stages.ask import DOMAIN_FILE, Asker
 
@@ -33,7 +33,7 @@ SEED = 2
 NUM_OWN, NUM_OTHERS = 5000, 2000
 NUMBER = re.compile(r"[0-9]+")
 WORD = re.compile(r"[A-Za-z]+")
-PLURALS = {plural for _, plural in NOUNS}
+KNOWN = sorted(word for word in Domain.load(DOMAIN_FILE).words if WORD.fullmatch(word))
 
 
 class Item(NamedTuple):
@@ -86,7 +86,6 @@ def swapped(question: str, rng: random.Random) -> str:
     return " ".join(sentences)
 
 
-KNOWN = sorted(word for word in Domain.load(DOMAIN_FILE).words if WORD.fullmatch(word))
 CHANGES: dict[str, Callable[[str, random.Random], str]] = {
     "a number is 5,000": large_number,
     "another known word": other_word,

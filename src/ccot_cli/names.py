@@ -63,3 +63,10 @@ def check_between(ratio: Decimal) -> Decimal:
 def ratio_name(ratio: Decimal) -> str:
     """Return the name of a ratio's folder, with at least two decimals: `r0.10`."""
     return f"r{ratio:.2f}" if ratio == ratio.quantize(Decimal("0.01")) else f"r{ratio:f}"
+
+
+def is_misspelt_embedded(name: str) -> bool:
+    """Tell whether a name is meant to be `embedded`, although it is another."""
+    from difflib import get_close_matches
+
+    return name != EMBEDDED and bool(get_close_matches(name.lower(), [EMBEDDED], cutoff=0.8))

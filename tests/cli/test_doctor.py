@@ -128,3 +128,6 @@ def test_a_model_of_the_hub_is_announced(
     assert err.startswith("looking for model some/model on the Hugging Face hub …\n")
     for local in ("embedded", str(model_folder)):
         assert "looking for" not in output(capsys, *arguments, local)[1]
+    out, err = output(capsys, *arguments, "embeded", code=1 if "doctor" in arguments else 2)
+    assert "looking for" not in err
+    assert "did you mean embedded?" in out + err

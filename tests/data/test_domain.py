@@ -139,7 +139,11 @@ def test_a_question_that_is_longer_or_shorter_than_those_that_end_alike_is_outsi
     assert domain.outside(once) == "4 sentences instead of 5 to 6"
 
 
-def test_a_record_is_saved_and_loaded_and_does_not_depend_on_the_order(small: Domain, tmp_path: Path) -> None:
+def test_a_record_is_saved_and_loaded_and_does_not_depend_on_the_order(
+    small: Domain, shipped: Domain, tmp_path: Path
+) -> None:
+    shipped.save(tmp_path / "shipped.json")
+    assert (tmp_path / "shipped.json").read_bytes() == SHIPPED.read_bytes()
     small.save(tmp_path / "one.json")
     assert Domain.load(tmp_path / "one.json") == small
     Domain.learn(reversed(LEARNED), people=sorted(PEOPLE), objects=PLURALS[::-1]).save(tmp_path / "other.json")

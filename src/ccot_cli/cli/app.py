@@ -56,6 +56,8 @@ app.command("bench", rich_help_panel="Inspect")(bench.bench)
 app.command("doctor", rich_help_panel="Inspect")(doctor.doctor)
 
 DEBUG = "--debug"
+TYPED = "CCOT_TYPED"
+"""Variable of what was typed instead of `ccot …`; the Makefile sets it."""
 
 
 def _show_version(is_asked: bool) -> None:
@@ -153,7 +155,7 @@ _RESUMING = {*STAGES, "sweep", "demo"} - {"score", "eval"}
 
 
 def _show_stop(arguments: list[str]) -> None:
-    same_command = shlex.join(["ccot", *arguments])
+    same_command = os.environ.get(TYPED) or shlex.join(["ccot", *arguments])
     command = next((word for word in arguments if not word.startswith("-")), "")
     if command in _RESUMING:
         print_note("stopped; finished stages, shards and checkpoints are kept")

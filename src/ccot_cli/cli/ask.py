@@ -88,6 +88,7 @@ def ask(
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --method cot
     ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
+    ccot problems --limit 20 --format json | ccot ask --input -
     """
     if question is not None and input is not None:
         raise UsageError("a question and --input were both given", fix="give one of them")

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +35,25 @@ def print_line(text: str) -> None:
 def print_note(text: str) -> None:
     """Print one line on stderr that is no part of the result."""
     _error_console().print(text)
+
+
+_names_next: ContextVar[bool] = ContextVar("names_next", default=True)
+
+
+@contextmanager
+def without_next() -> Iterator[None]:
+    """Keep `print_next` silent, for a command that runs the next ones itself."""
+    token = _names_next.set(False)
+    try:
+        yield
+    finally:
+        _names_next.reset(token)
+
+
+def print_next(command: str) -> None:
+    """Print on stderr which command comes next."""
+    if _names_next.get():
+        print_note(f"next:  {command}")
 
 
 def _error_console() -> Console:

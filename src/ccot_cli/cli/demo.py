@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ccot_cli.cli import ask, eval, init, precompute, score, train_baseline, train_phi, train_psi
-from ccot_cli.cli.console import print_line, print_note
+from ccot_cli.cli.console import print_line, print_note, without_next
 from ccot_cli.cli.options import WHERE, ThreadsOption
 from ccot_cli.errors import UsageError
 from ccot_cli.names import SETTINGS_FILE
@@ -35,6 +35,12 @@ def demo(
     """
     if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty, and no workspace", fix="ccot demo NEW-FOLDER")
+    with without_next():
+        _run_all(folder, threads)
+
+
+def _run_all(folder: Path, threads: int | None) -> None:
+    """Run every stage, and show the command of each."""
     if not (folder / SETTINGS_FILE).exists():
         _show("init", str(folder))
         init.init(folder)

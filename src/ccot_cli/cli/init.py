@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli.cli.console import print_line, print_note
+from ccot_cli.cli.console import print_line, print_next
 from ccot_cli.cli.options import WHAT, WHERE
 from ccot_cli.names import EMBEDDED, PRESETS, SETTINGS_FILE
 
@@ -25,4 +25,4 @@ def init(
 
     workspace = Workspace.create(folder, preset)
     print_line(str(workspace.root / SETTINGS_FILE))
-    print_note(f"next:  {workspace.command('precompute')}")
+    print_next(workspace.command("precompute"))

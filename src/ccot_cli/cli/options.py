@@ -11,7 +11,7 @@ import typer
 
 from ccot_cli.cli.console import print_note
 from ccot_cli.errors import UsageError
-from ccot_cli.names import EMBEDDED, ENVIRONMENT_VARIABLE, EngineName, check_between, parse_ratio
+from ccot_cli.names import EMBEDDED, ENVIRONMENT_VARIABLE, EngineName, check_between, is_misspelt_embedded, parse_ratio
 
 if TYPE_CHECKING:
     from ccot_cli.config import Settings
@@ -198,7 +198,8 @@ def _changed_settings(
 
 def announce_download(model: str) -> None:
     """Say that a model is looked for on the hub, which takes a while; nothing for other models."""
-    if model != EMBEDDED and not Path(model).expanduser().exists() and not model.startswith((".", "/", "~")):
+    is_local = model == EMBEDDED or model.startswith((".", "/", "~")) or Path(model).exists()
+    if not is_local and not is_misspelt_embedded(model):
         print_note(f"looking for model {model} on the Hugging Face hub …")
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next
 from ccot_cli.cli.options import (
     HOW,
     WHAT,
@@ -85,4 +85,4 @@ def precompute(
     if dry_run:
         progress.say(f"free in {workspace.root}: {human_bytes(free_bytes(workspace.root))}")
     else:
-        progress.say(f"next:  {workspace.command('score')}")
+        print_next(workspace.command("score"))

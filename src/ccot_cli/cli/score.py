@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next
 from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
@@ -66,4 +66,4 @@ def score(
             print_line(f"example at r = {results[-1].ratio}:")
             for line in example.splitlines():
                 print_line(f"  {line}")
-    progress.say(f"next:  {workspace.command('train-phi', *(f'--ratio={each:f}' for each in ratios if ratio))}")
+    print_next(workspace.command("train-phi", *(f"--ratio={each:f}" for each in ratios if ratio)))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next
 from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
@@ -73,4 +73,4 @@ def train_baseline(
             )
     if format == "json":
         print_json([asdict(result) for result in results])
-    progress.say(f"next:  {workspace.command('eval')}")
+    print_next(workspace.command("eval"))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_table
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next, print_table
 from ccot_cli.cli.options import (
     HOW,
     DeviceOption,
@@ -82,7 +82,7 @@ def train_phi(
             _show(asdict(results[-1]))
     if format == "json":
         print_json([asdict(result) for result in results])
-    progress.say(f"next:  {workspace.command('train-psi', *(f'--ratio={each:f}' for each in ratios if ratio))}")
+    print_next(workspace.command("train-psi", *(f"--ratio={each:f}" for each in ratios if ratio)))
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next
 from ccot_cli.cli.options import (
     DeviceOption,
     EpochsOption,
@@ -55,4 +55,4 @@ def train_psi(
         print_line(f"  the last token tells what the answer begins with in {result.draft:.1%} of problems")
     if format == "json":
         print_json([asdict(result) for result in results])
-    progress.say(f"next:  {workspace.command('eval')}")
+    print_next(workspace.command("eval"))

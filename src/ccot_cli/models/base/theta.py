@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.hub import hub_answers
 from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.models.base.threads import use_threads
-from ccot_cli.names import EMBEDDED
+from ccot_cli.names import EMBEDDED, is_misspelt_embedded
 
 EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
 RESERVED_POSITIONS = 256
@@ -184,7 +183,7 @@ def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pr
     options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
     if isinstance(source, Path) or Path(source).exists():
         options["local_files_only"] = True
-    elif get_close_matches(source.lower(), [EMBEDDED], cutoff=0.8):
+    elif is_misspelt_embedded(source):
         raise UsageError(f"there is no model {source!r}", fix=f"did you mean {EMBEDDED}?")
     else:
         options["local_files_only"] = not hub_answers()  # Then only what was downloaded before is looked for.

@@ -1,7 +1,7 @@
 """Choose how many threads the CPU computes with.
 
-The threads of one operation wait for each other. If another process keeps a core busy, two threads take longer than
-one.
+The threads of one operation wait for each other. If another process keeps a core busy, two threads can take longer
+than one.
 """
 
 import os
