@@ -55,7 +55,7 @@ def tiny_config(family: str, vocab_size: int) -> PretrainedConfig:
     }
     if family == "mistral":
         return MistralConfig(**sizes, sliding_window=6)
-    return LlamaConfig(**sizes) if family == "llama" else Qwen3Config(**sizes)
+    return {"llama": LlamaConfig, "qwen3": Qwen3Config}[family](**sizes)
 
 
 def tiny(family: str, tokenizer: PreTrainedTokenizerFast) -> Theta:
