@@ -103,17 +103,21 @@ def test_every_command_that_computes_takes_a_number_of_threads(
     assert set(asked) == {3}
 
 
+DEMO_COMMANDS = (
+    ("precompute", "precompute"),
+    ("score", "score"),
+    ("train_phi", "train_phi"),
+    ("train_psi", "train_psi"),
+    ("train_baseline", "train_baseline"),
+    ("eval", "evaluate"),
+    ("ask", "ask"),
+)
+"""What the demo runs: modules of the command line and their functions."""
+
+
 def test_the_demo_hands_its_number_of_threads_to_every_stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    for module, name in (
-        ("precompute", "precompute"),
-        ("score", "score"),
-        ("train_phi", "train_phi"),
-        ("train_psi", "train_psi"),
-        ("train_baseline", "train_baseline"),
-        ("eval", "evaluate"),
-        ("ask", "ask"),
-    ):
+    for module, name in DEMO_COMMANDS:
         stage = import_module(f"ccot_cli.cli.{module}")
         monkeypatch.setattr(stage, name, lambda *given, **options: seen.append(options["threads"]))
     demo.demo(folder / "new", threads=3)
@@ -126,15 +130,7 @@ def test_the_demo_names_no_next_command_because_it_runs_it_itself(
     _, err = output(capsys, "train-psi")
     assert "next:  ccot eval" in err
     # The demo's own stages take minutes; in their place, one that finds everything ready runs each time.
-    for module, name in (
-        ("precompute", "precompute"),
-        ("score", "score"),
-        ("train_phi", "train_phi"),
-        ("train_psi", "train_psi"),
-        ("train_baseline", "train_baseline"),
-        ("eval", "evaluate"),
-        ("ask", "ask"),
-    ):
+    for module, name in DEMO_COMMANDS:
         stage = import_module(f"ccot_cli.cli.{module}")
         monkeypatch.setattr(stage, name, lambda *given, **options: run(["train-phi"]))
     demo.demo(folder / "new")

@@ -105,23 +105,27 @@ def ask(
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != USUAL_RATIO:
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO}")
     if len(asked) == 1:
-        result = asker.ask(asked[0][1].decode())
-        if result.outside:
-            print_note(
-                f"warning: the model in the package has not learned questions like this ({result.outside});"
-                " its answer is a guess"
-            )
-        if format == "json":
-            print_json(_to_json(asker, result))
-            return
-        if result.text != result.answer:
-            print_note(result.text)
-        print_line(result.answer)
-        return
-    if input is None:
+        _answer_one(asker, asked[0][1].decode(), is_json=format == "json")
+    elif input is None:
         _answer_lines(asker, groups, "stdin", _parse_text, is_json=format == "json")
     else:
         _answer_lines(asker, groups, input, _parse_json, is_json=format != "text")
+
+
+def _answer_one(asker: "Asker", question: str, *, is_json: bool) -> None:
+    """Print the answer to one question; a written chain and a warning go to stderr."""
+    result = asker.ask(question)
+    if result.outside:
+        print_note(
+            f"warning: the model in the package has not learned questions like this ({result.outside});"
+            " its answer is a guess"
+        )
+    if is_json:
+        print_json(_to_json(asker, result))
+        return
+    if result.text != result.answer:
+        print_note(result.text)
+    print_line(result.answer)
 
 
 def _to_json(asker: "Asker", result: "AskResult") -> dict[str, Any]:

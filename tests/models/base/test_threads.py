@@ -26,7 +26,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def be_busy(monkeypatch: pytest.MonkeyPatch, last_minute: float, now: int) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (last_minute, 0.0, 0.0))
-    monkeypatch.setattr(threads, "_running_now", lambda: now)
+    monkeypatch.setattr(threads, "num_running", lambda: now)
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_the_environments_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_this_process_does_not_count_itself() -> None:
-    running = threads._running_now()
+    running = threads.num_running()
     assert running is None or running >= 0

@@ -52,11 +52,11 @@ def busy_cores() -> int:
         load = os.getloadavg()[0]
     except OSError:
         return 0
-    running = _running_now()
+    running = num_running()
     return round(load if running is None else min(load, running))
 
 
-def _running_now() -> int | None:
+def num_running() -> int | None:
     """Return how many other threads run or wait for a core; None if the system does not say."""
     with suppress(OSError, ValueError, IndexError):
         return max(0, int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]) - 1)
