@@ -26,6 +26,7 @@ from pydantic import (
 from ccot_cli.errors import UsageError
 from ccot_cli.names import (
     EMBEDDED,
+    GENERATED,
     Ends,
     EngineName,
     OptimiserName,
@@ -112,7 +113,7 @@ class DataConfig(Section):
     """Where problems come from."""
 
     source: str = EMBEDDED
-    """`embedded`, a .jsonl/.csv/.parquet file (relative to this folder), or a hub data set."""
+    """`embedded`, `everyday`, a .jsonl/.csv/.parquet file (relative to this folder), or a hub data set."""
     subset: str | None = None
     """Configuration of the hub data set."""
     split: str = "train"
@@ -120,7 +121,7 @@ class DataConfig(Section):
     test_source: str | None = None
     """Source of test problems; null: data.source. Required if that is a file."""
     test_split: str = "test"
-    """Split that test problems are taken from."""
+    """Split that test problems are taken from; `everyday` has `unseen` too, with forms that training never saw."""
     question_column: str = "question"
     """Column of the question."""
     solution_column: str = "answer"
@@ -136,7 +137,7 @@ class DataConfig(Section):
     steps: Steps | None = None
     """Fewest and most reasoning steps of a problem; null: any (embedded: 2 to 8)."""
     seed: int = 0
-    """Seed of the embedded generator and of the choice of validation problems."""
+    """Seed of the generators and of the choice of validation problems."""
 
     @model_validator(mode="after")
     def _columns_come_in_pairs(self) -> Self:
@@ -342,8 +343,8 @@ def with_absolute_paths(changes: Mapping[str, object], folder: Path) -> dict[str
 
 
 def _absolute(value: object, folder: Path) -> object:
-    # A folder that happens to be called "embedded" does not hide the embedded model.
-    if not isinstance(value, str) or value == EMBEDDED:
+    # A folder that happens to be called "embedded" does not hide the embedded model or data.
+    if not isinstance(value, str) or value in GENERATED:
         return value
     path = folder / Path(value).expanduser()
     return str(path.resolve()) if path.exists() else value

@@ -8,6 +8,10 @@ from typing import Literal
 
 EMBEDDED = "embedded"
 """Name of the model and of the data set that come with the package."""
+EVERYDAY = "everyday"
+"""Name of the generated data set with the breadth of what people write."""
+GENERATED = (EMBEDDED, EVERYDAY)
+"""Data sets that are generated, without end."""
 
 PRESETS = (EMBEDDED, "gsm8k-llama2-7b")
 """Settings to start from: those of the embedded model, and the paper's."""

@@ -60,7 +60,7 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="SOURCE",
-        help="Problems: 'embedded', a .jsonl, .csv or .parquet file, or a Hugging Face data set.",
+        help="Problems: 'embedded', 'everyday', a .jsonl, .csv or .parquet file, or a Hugging Face data set.",
         rich_help_panel=WHAT,
     ),
 ]

@@ -9,6 +9,7 @@ import typer
 from ccot_cli.cli.console import print_json, print_line
 from ccot_cli.cli.options import (
     WHAT,
+    DataOption,
     FormatOption,
     SeedOption,
     StepsOption,
@@ -20,26 +21,31 @@ from ccot_cli.cli.options import (
 def problems(
     folder: WorkspaceOption = None,
     split: Annotated[
-        Literal["train", "validation", "test"] | None,
+        Literal["train", "validation", "test", "unseen"] | None,
         typer.Option(
             "--split",
-            help="Which problems. Default: test for the embedded ones, validation for your own.",
+            help="Which problems. Default: test for generated ones, validation for your own.",
             rich_help_panel=WHAT,
         ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Most problems.", rich_help_panel=WHAT)] = 5,
+    data: DataOption = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
     format: FormatOption = "text",
 ) -> None:
-    """Show sample problems with chain and answer: of a workspace, or of the kind that the model in the package knows.
+    """Show sample problems with chain and answer: of a workspace, of a data set, or those of the embedded model.
 
     ccot problems
     ccot problems --steps 3 3 --limit 2
+    ccot problems --data everyday --split unseen
     ccot problems --limit 20 --format json | ccot ask --input -
     """
-    workspace, settings, _ = resolve_anywhere(folder, {})
+    workspace, settings, _ = resolve_anywhere(folder, {"data.source": data})
     from ccot_cli.stages.problems import run
+
+    # What the workspace has stored are problems of its own data.
+    workspace = workspace if data is None else None
 
     for number, problem in enumerate(run(workspace, settings, split, limit=limit, steps=steps, seed=seed)):
         if format == "json":

@@ -2,22 +2,26 @@
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from heapq import nsmallest
 from itertools import islice
+from typing import Any
 
 from ccot_cli.config import DataConfig
+from ccot_cli.data import everyday, word_problems
 from ccot_cli.data.rows import DataRow, names_file, read_rows
-from ccot_cli.data.word_problems import MAX_STEPS, MIN_STEPS, Split, generate
 from ccot_cli.errors import UsageError
-from ccot_cli.names import EMBEDDED
+from ccot_cli.names import EMBEDDED, EVERYDAY, GENERATED
 
 ANSWER_LINE = "####"
 ANNOTATION = re.compile(r"<<[^<>]*>>")
 
+Split = everyday.EverydaySplit
+"""`unseen` is a second test split, of `everyday` alone."""
 NUM_TRAIN, NUM_TEST = 4000, 1000
-"""Problems to take from the embedded generator if no limit is set; it would never end."""
+"""Problems to take from a generator if no limit is set; it would never end."""
 BAD_ROW_PERCENT = 1
 """Most rows without a problem that training skips; more of them point to wrong columns or a damaged file."""
 
@@ -58,9 +62,9 @@ def load_training(config: DataConfig) -> LoadedProblems:
         UsageError: if the source is missing or unusable, or more than 1 % of its rows hold no problem.
         ResourceError: if the hub cannot be reached.
     """
-    if config.source == EMBEDDED:
-        train = _generate("train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
-        held_out = _generate("validation", config.validation_limit, seed=config.seed, steps=config.steps)
+    if config.source in GENERATED:
+        train = _generate(config.source, "train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
+        held_out = _generate(config.source, "validation", config.validation_limit, seed=config.seed, steps=config.steps)
         return LoadedProblems(train, held_out, [])
     problems, bad = _read(config, config.source, config.split)
     if 100 * len(bad) > BAD_ROW_PERCENT * (len(problems) + len(bad)):
@@ -91,8 +95,8 @@ def load_test(
     No bad row is skipped, because accuracies over different problems cannot be compared.
 
     Args:
-        limit: Most problems; None takes all of a source, and 1000 of the embedded generator.
-        seed: Seed of the embedded generator.
+        limit: Most problems; None takes all of a source, and 1000 of a generator.
+        seed: Seed of the generator.
         steps: Fewest and most reasoning steps; those of the configuration by default.
 
     Raises:
@@ -100,8 +104,9 @@ def load_test(
         ResourceError: if the hub cannot be reached.
     """
     source = config.test_source or config.source
-    if source == EMBEDDED:
-        return _generate("test", limit or NUM_TEST, seed=seed, steps=steps or config.steps)
+    if source in GENERATED:
+        split: Split = "unseen" if config.test_split == "unseen" else "test"
+        return _generate(source, split, limit or NUM_TEST, seed=seed, steps=steps or config.steps)
     if config.test_source is None and names_file(source):
         raise UsageError(
             "no test problems are named",
@@ -127,12 +132,19 @@ def of_steps(problems: list[Problem], steps: tuple[int, int] | None, source: str
     return chosen
 
 
-def _generate(split: Split, count: int, *, seed: int, steps: tuple[int, int] | None) -> list[Problem]:
-    fewest, most = steps or (MIN_STEPS, MAX_STEPS)
-    stream = generate(split, seed=seed, min_steps=fewest, max_steps=most)
+def _generate(source: str, split: Split, count: int, *, seed: int, steps: tuple[int, int] | None) -> list[Problem]:
+    stream: Iterator[Any]
+    if source == EVERYDAY:
+        stream = everyday.generate(split, seed=seed, steps=steps)
+    elif split == "unseen":
+        raise UsageError(f"the {EMBEDDED} problems have no split 'unseen'", fix=f"--data {EVERYDAY} has one")
+    else:
+        fewest, most = steps or (word_problems.MIN_STEPS, word_problems.MAX_STEPS)
+        stream = word_problems.generate(split, seed=seed, min_steps=fewest, max_steps=most)
+    taken: list[Any] = list(islice(stream, count))
     return [
         Problem(f"{split}-{seed}-{index}", each.question, *split_solution(each.solution))
-        for index, each in enumerate(islice(stream, count))
+        for index, each in enumerate(taken)
     ]
 
 

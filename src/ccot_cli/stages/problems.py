@@ -1,12 +1,11 @@
-"""Read the problems that `precompute` stored, and take sample problems of a workspace or of the embedded generator."""
+"""Read the problems that `precompute` stored, and take sample problems of a workspace or of a generator."""
 
 import json
 from dataclasses import dataclass
 
 from ccot_cli.config import DataConfig, Settings, override
-from ccot_cli.data.problems import Problem, load_test, load_training, of_steps
-from ccot_cli.data.word_problems import Split
-from ccot_cli.names import EMBEDDED, PRECOMPUTE
+from ccot_cli.data.problems import Problem, Split, load_test, load_training, of_steps
+from ccot_cli.names import GENERATED, PRECOMPUTE
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace
 
@@ -46,11 +45,11 @@ def run(
     After `precompute`, its training and validation problems are taken, as long as no other seed is asked for.
 
     Args:
-        workspace: None takes problems of the embedded generator, if the settings have no other source.
-        split: By default `test` for problems of the embedded generator, else `validation`.
+        workspace: None takes problems of a generator, if the settings have no other source.
+        split: By default `test` for problems of a generator, else `validation`.
         limit: Most problems.
         steps: Fewest and most reasoning steps; those of the settings by default.
-        seed: Seed of the embedded generator and of the choice of validation problems; that of the settings by default.
+        seed: Seed of the generator and of the choice of validation problems; that of the settings by default.
 
     Raises:
         UsageError: if the source is missing or unusable, or has no such problems.
@@ -63,12 +62,17 @@ def run(
         used = {f"data.{name}": value for name, value in stored.manifest.config["data"].items()}
         settings = override(settings, used)
     if split is None:
-        split = "test" if (settings.data.test_source or settings.data.source) == EMBEDDED else "validation"
+        split = "test" if (settings.data.test_source or settings.data.source) in GENERATED else "validation"
     section = "eval" if split == "test" else "data"
     options = {f"{section}.steps": steps, f"{section}.seed": seed}
     changed = override(settings, {name: value for name, value in options.items() if value is not None})
-    if split == "test":
-        return load_test(changed.data, limit=limit, seed=changed.eval.seed, steps=changed.eval.steps)
+    if split in ("test", "unseen"):
+        return load_test(
+            changed.data.model_copy(update={"test_split": split}) if split == "unseen" else changed.data,
+            limit=limit,
+            seed=changed.eval.seed,
+            steps=changed.eval.steps,
+        )
     if stored and changed.data.seed == settings.data.seed and (stored.folder / PROBLEMS_FILE).exists():
         items = [item.problem for item in read_problems(stored) if item.is_validation == (split == "validation")]
         return of_steps(items, changed.data.steps, str(stored.folder / PROBLEMS_FILE))[:limit]
@@ -78,6 +82,6 @@ def run(
 
 def _limited(data: DataConfig, limit: int) -> DataConfig:
     """Generate no more problems than are asked for; which ones a file holds out depends on its own limit."""
-    if data.source != EMBEDDED:
+    if data.source not in GENERATED:
         return data
     return data.model_copy(update={"limit": limit, "validation_limit": limit})

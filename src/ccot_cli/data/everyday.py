@@ -1,0 +1,55 @@
+"""Generate word problems with the breadth of what people write.
+
+Some are one form of a family (`families.py`), others are stories of up to ten steps (`stories.py`). A problem depends
+on nothing but its split, index and seed.
+
+A problem's signature is its family and its numbers. It decides the split in which the problem may appear, so that no
+two splits share a question. One form in ten is held out: only the problems of the split `unseen` have such forms.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Literal
+
+from ccot_cli.data.families import EverydayProblem, families, tell
+from ccot_cli.data.stories import MOST_STEPS, tell_story
+
+EverydaySplit = Literal["train", "validation", "test", "unseen"]
+SPLITS: tuple[EverydaySplit, ...] = ("train", "validation", "test", "unseen")
+STORY_PROBABILITY = 0.35
+"""How often a problem is a story, if its number of steps allows both."""
+
+
+def generate(split: EverydaySplit, *, seed: int = 0, steps: tuple[int, int] | None = None) -> Iterator[EverydayProblem]:
+    """Yield different problems of one split without end; every form is equally likely.
+
+    Args:
+        steps: Fewest and most reasoning steps; None: any.
+
+    Raises:
+        ValueError: if there is no such split, or no family has so many steps.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+    fewest, most = steps or (1, MOST_STEPS)
+    if not 1 <= fewest <= most <= MOST_STEPS:
+        raise ValueError(f"impossible range of steps {fewest}..{most}; there are problems of 1 to {MOST_STEPS}")
+    is_unseen = split == "unseen"
+    choices = [
+        (family, form)
+        for family in families()
+        if fewest <= len(family.steps) <= most
+        for form in (family.unseen if is_unseen else family.forms)
+    ]
+    rng = random.Random(f"everyday/{split}/{seed}")
+    seen: set[bytes] = set()
+    while True:
+        if not choices or rng.random() < STORY_PROBABILITY:
+            problem = tell_story(rng, rng.randint(fewest, most), is_unseen=is_unseen)
+        else:
+            problem = tell(rng, *rng.choice(choices))
+        digest = hashlib.blake2b(problem.question.encode(), digest_size=12).digest()
+        if problem.split == ("test" if is_unseen else split) and digest not in seen:
+            seen.add(digest)
+            yield problem
