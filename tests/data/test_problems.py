@@ -105,6 +105,26 @@ def test_embedded_problems_without_a_limit_are_4000_and_1000() -> None:
 # Files
 
 
+def test_everyday_problems_have_a_second_test_split() -> None:
+    config = DataConfig(source="everyday", limit=5, validation_limit=5)
+    loaded = load_training(config)
+    test = load_test(config, limit=5, seed=0)
+    unseen = load_test(config.model_copy(update={"test_split": "unseen"}), limit=5, seed=0)
+    assert [len(each) for each in (loaded.train, loaded.validation, test, unseen)] == [5] * 4
+    assert (test[0].id, unseen[0].id) == ("test-0-0", "unseen-0-0")
+    assert len({problem.question for problem in [*loaded.train, *loaded.validation, *test, *unseen]}) == 20
+
+
+def test_embedded_problems_have_no_unseen_forms() -> None:
+    with pytest.raises(UsageError, match="no split 'unseen'"):
+        load_test(DataConfig(test_split="unseen"), limit=5, seed=0)
+
+
+def test_everyday_problems_of_too_many_steps_are_refused() -> None:
+    with pytest.raises(UsageError, match="at most 10 steps, not 12"):
+        load_test(DataConfig(source="everyday"), limit=5, seed=0, steps=(1, 12))
+
+
 def test_test_problems_may_be_longer_than_any_that_training_saw() -> None:
     problems = load_test(DataConfig(), limit=12, seed=0, steps=(9, 10))
     assert {problem.num_steps for problem in problems} == {9, 10}

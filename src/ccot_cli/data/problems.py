@@ -12,6 +12,7 @@ from typing import Any
 from ccot_cli.config import DataConfig
 from ccot_cli.data import everyday, word_problems
 from ccot_cli.data.rows import DataRow, names_file, read_rows
+from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.errors import UsageError
 from ccot_cli.names import EMBEDDED, EVERYDAY, GENERATED
 
@@ -135,6 +136,10 @@ def of_steps(problems: list[Problem], steps: tuple[int, int] | None, source: str
 def _generate(source: str, split: Split, count: int, *, seed: int, steps: tuple[int, int] | None) -> list[Problem]:
     stream: Iterator[Any]
     if source == EVERYDAY:
+        if steps and steps[1] > MOST_STEPS:
+            raise UsageError(
+                f"{EVERYDAY} problems have at most {MOST_STEPS} steps, not {steps[1]}", fix=f"--steps 1 {MOST_STEPS}"
+            )
         stream = everyday.generate(split, seed=seed, steps=steps)
     elif split == "unseen":
         raise UsageError(f"the {EMBEDDED} problems have no split 'unseen'", fix=f"--data {EVERYDAY} has one")
