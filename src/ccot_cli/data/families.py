@@ -205,8 +205,9 @@ def tell(rng: random.Random, family: Family, form: str) -> EverydayProblem:
     question = telling.write(" ".join(parts))
     if rng.random() < BACKGROUND_PROBABILITY:
         question = f"{telling.aside().write(rng.choice(lexicon().background))} {question}"
-    telling.is_past = telling.in_words = False
-    chain = [write_line(telling, step, rng.choice(family.chain[index])) for index, step in enumerate(family.steps)]
+    chain = [
+        write_line(telling.plainly(), step, rng.choice(family.chain[index])) for index, step in enumerate(family.steps)
+    ]
     answer = numbers[family.steps[-1].result]
     if rng.random() < LOWER_CASE_PROBABILITY:
         question = question.lower()

@@ -13,7 +13,7 @@ A slot means the same wherever it stands in a problem.
 
 import random
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -131,6 +131,10 @@ class Telling:
         """Return the telling of a sentence that has nothing to do with the problem but its tense."""
         numbers = {letter: self.rng.randint(2, 60) for letter in "mn"}
         return Telling(self.rng, numbers, self.is_past, self.in_words, used=self.used)
+
+    def plainly(self) -> "Telling":
+        """Return the telling of the chain: the same words, in the present, numbers as digits."""
+        return replace(self, is_past=False, in_words=False)
 
     def choose(self, form: str) -> str:
         """Choose alternatives and tense; the slots stay."""

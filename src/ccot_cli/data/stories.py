@@ -6,7 +6,7 @@ of the same person are joined into sentences.
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,10 @@ QUESTION_FIRST_PROBABILITY = 0.25
 MOST_QUESTION_FIRST = 4
 """Most steps of a story whose question comes first."""
 TRIES = 50
+UNIT_WEIGHTS = (8, 2, 1)
+"""How often a story starts with things, dollars or minutes."""
+ACTION_PROBABILITY = 0.75
+"""How often an event is an action, if it may be a sentence too."""
 LEADS = ("", "", "", "Then ", "After that, ", "Later, ", "Next, ", "The next day, ")
 HOLDER = re.compile(r"\{(A|[Hh]e|[Hh]is|[Hh]im)\}")
 JOINTS = (" and ", " and then ", " and ", ", then ")
@@ -58,9 +62,13 @@ class Event:
         texts = {key: tuple(lines(value.get(key) or "")) for key in ("chain", "actions", "sentences")}
         return cls(name, value["unit"], value.get("to", value["unit"]), Step.parse(value["step"]), **texts)
 
+    @property
+    def operands(self) -> tuple[str, str]:
+        return self.step.left, self.step.right
+
     def draw(self, rng: random.Random, amount: int, ceiling: int) -> dict[str, int] | None:
         """Draw its number for an amount; return it, the amount and the result, or None if none was found."""
-        uses_number = "n" in (self.step.left, self.step.right)
+        uses_number = "n" in self.operands
         for _ in range(TRIES if uses_number else 1):
             high = LARGEST_FACTOR if self.step.sign in "*/" else max(2, min(ceiling, amount * 3))
             numbers = {"a": amount, "n": rng.randint(2, high)}
@@ -120,65 +128,102 @@ def tell_story(rng: random.Random, num_steps: int, *, is_unseen: bool) -> Everyd
             return problem
 
 
+@dataclass
+class _Story:
+    """The state of a story while it is told."""
+
+    rng: random.Random
+    forms: _Forms
+    telling: Telling
+    unit: str
+    amount: int
+    ceiling: int
+    """Largest amount."""
+    is_question_first: bool
+    text: str = ""
+    """What has been told, without `actions`."""
+    actions: list[str] = field(default_factory=list)
+    """Verb phrases of the holder that are not in a sentence yet."""
+    is_named: bool = True
+    """Whether the holder's name was told after the story went over to them."""
+    chain: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+    def open(self) -> str:
+        """Tell the first amount; return the form."""
+        openings = stories().question_first if self.is_question_first else stories().openings
+        form = self.forms.choose(openings[self.unit])
+        self.text = self.telling.fill(form)
+        if not self.is_question_first:
+            self.text = tidy(self.text)
+        return form
+
+    def happen(self, event: Event, values: dict[str, int]) -> None:
+        """Tell an event, and add its line to the chain."""
+        self.events.append(event.name)
+        self.numbers += [values[letter] for letter in ("n", "p") if letter in (*event.operands, "p")]
+        self.telling.numbers = values
+        if event.to == "things" != self.unit:
+            self.telling.things.pop("x", None)
+        self._tell(event)
+        self.chain.append(write_line(self.telling.plainly(), event.step, self.rng.choice(event.chain)))
+        if event.to == PERSON:
+            self.telling.people["A"] = self.telling.people.pop("B")
+            self.is_named = False
+        else:
+            self.unit = event.to
+        self.amount = values["p"]
+
+    def _tell(self, event: Event) -> None:
+        must_act = self.is_question_first or not event.sentences
+        if event.actions and (must_act or self.rng.random() < ACTION_PROBABILITY):
+            self.actions.append(self.telling.fill(self.forms.choose(event.actions)))
+            return
+        form = self.forms.choose(event.sentences)
+        self._join_actions()
+        self.text += " " + self.telling.write(form if self.is_named else _name_holder(self.telling.choose(form)))
+        self.is_named = True
+
+    def _join_actions(self) -> None:
+        """Join the actions into sentences of one to three."""
+        while self.actions:
+            count = min(len(self.actions), self.rng.choice([1, 1, 2, 2, 3]))
+            lead = self.rng.choice(LEADS)
+            subject = self.telling.fill(self.rng.choice(["{A}", "{he}", "{he}"]) if self.is_named else "{A}")
+            self.text += " " + tidy(f"{lead}{subject} {_joined(self.rng, self.actions[:count])}.")
+            self.actions, self.is_named = self.actions[count:], True
+
+    def close(self) -> str:
+        """Return the whole question."""
+        if self.is_question_first:
+            start = f"{self.text.removesuffix(',')} and" if len(self.actions) == 1 else self.text
+            return tidy(f"{start} {_joined(self.rng, self.actions)}?")
+        self._join_actions()
+        final = self.telling.choose(self.forms.choose(stories().questions[self.unit]))
+        return tidy(f"{self.text} {self.telling.fill(final if self.is_named else _name_holder(final))}")
+
+
 def _try(rng: random.Random, forms: _Forms, num_steps: int) -> EverydayProblem | None:
     """Tell a story; return None if no event fitted before it was long enough."""
-    unit = rng.choices(["things", "dollars", "minutes"], [8, 2, 1])[0]
+    unit = rng.choices(["things", "dollars", "minutes"], UNIT_WEIGHTS)[0]
     ceiling = rng.choices(CEILINGS[1:], CEILING_WEIGHTS[1:])[0]
     amount = rng.randint(2, ceiling)
     telling = Telling.draw(rng, {"a": amount})
-    is_first = num_steps <= MOST_QUESTION_FIRST and rng.random() < QUESTION_FIRST_PROBABILITY
-    if is_first:
-        telling.is_past = False
-    opening = forms.choose((stories().question_first if is_first else stories().openings)[unit])
-    text = telling.fill(opening)
-    if not is_first:
-        text = tidy(text)
-    chain: list[str] = []
-    names: list[str] = []
-    numbers = [amount]
-    actions: list[str] = []
-    is_named = True  # since the story began to follow the holder
+    is_question_first = num_steps <= MOST_QUESTION_FIRST and rng.random() < QUESTION_FIRST_PROBABILITY
+    telling.is_past = telling.is_past and not is_question_first
+    story = _Story(rng, forms, telling, unit, amount, ceiling, is_question_first, numbers=[amount])
+    opening = story.open()
     for _ in range(num_steps):
-        drawn = _draw_event(rng, unit, amount, ceiling, only_actions=is_first)
+        drawn = _draw_event(rng, story.unit, story.amount, ceiling, only_actions=is_question_first)
         if drawn is None:
             return None
-        event, values = drawn
-        names.append(event.name)
-        numbers += [values["n"], values["p"]] if "n" in (event.step.left, event.step.right) else [values["p"]]
-        telling.numbers = values
-        if event.to == "things" != unit:
-            telling.things.pop("x", None)
-        is_action = bool(event.actions) and (is_first or not event.sentences or rng.random() < 0.75)
-        form = forms.choose(event.actions if is_action else event.sentences)
-        if is_action:
-            actions.append(telling.fill(form))
-        else:
-            text += _sentences(rng, telling, actions, is_named=is_named)
-            is_named = is_named or bool(actions)
-            text += " " + telling.write(form if is_named else _name_holder(telling.choose(form)))
-            actions, is_named = [], True
-        past, words = telling.is_past, telling.in_words
-        telling.is_past = telling.in_words = False
-        chain.append(write_line(telling, event.step, rng.choice(event.chain)))
-        telling.is_past, telling.in_words = past, words
-        if event.to == PERSON:
-            telling.people["A"] = telling.people.pop("B")
-            is_named = False
-        else:
-            unit = event.to
-        amount = values["p"]
-    if is_first:
-        start = f"{text.removesuffix(',')} and" if len(actions) == 1 else text
-        question = f"{start} {_joined(rng, actions)}?"
-    else:
-        text += _sentences(rng, telling, actions, is_named=is_named)
-        final = telling.choose(forms.choose(stories().questions[unit]))
-        question = f"{text} {telling.fill(final if is_named or actions else _name_holder(final))}"
-    question = tidy(question)
+        story.happen(*drawn)
+    question = story.close()
     if rng.random() < LOWER_CASE_PROBABILITY:
         question = question.lower()
-    solution = "\n".join([*chain, f"#### {amount}"])
-    return EverydayProblem(question, solution, f"story: {', '.join(names)}", opening, tuple(numbers))
+    solution = "\n".join([*story.chain, f"#### {story.amount}"])
+    return EverydayProblem(question, solution, f"story: {', '.join(story.events)}", opening, tuple(story.numbers))
 
 
 def _draw_event(
@@ -207,20 +252,6 @@ def _name_holder(form: str) -> str:
         return form
     name = "{A}'s" if found[1].lower() == "his" else "{A}"
     return form[: found.start()] + name + form[found.end() :]
-
-
-def _sentences(rng: random.Random, telling: Telling, actions: list[str], *, is_named: bool) -> str:
-    """Join verb phrases of the holder into sentences of one to three."""
-    text = ""
-    rest = list(actions)
-    while rest:
-        count = min(len(rest), rng.choice([1, 1, 2, 2, 3]))
-        lead = rng.choice(LEADS)
-        subject = telling.fill(rng.choice(["{A}", "{he}", "{he}"]) if is_named else "{A}")
-        is_named = True
-        text += " " + tidy(f"{lead}{subject} {_joined(rng, rest[:count])}.")
-        rest = rest[count:]
-    return text
 
 
 def _joined(rng: random.Random, actions: list[str]) -> str:
