@@ -45,11 +45,10 @@ def splits() -> dict[EverydaySplit, list[EverydayProblem]]:
     return {split: take(400, split) for split in SPLITS}
 
 
-@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
-def test_every_form_of_a_family_can_be_told(family: Family) -> None:
+def test_every_form_of_a_family_can_be_told() -> None:
     rng = random.Random(0)
-    for form in family.forms + family.unseen:
-        for _ in range(4):
+    for family in families():
+        for form in family.forms + family.unseen:
             problem = tell(rng, family, form)
             chain, answer = split_solution(problem.solution)
             assert not MARKUP.search(problem.question + chain), problem
@@ -58,11 +57,11 @@ def test_every_form_of_a_family_can_be_told(family: Family) -> None:
             assert int(answer) == problem.numbers[-1]
 
 
-@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
-def test_every_form_names_all_given_numbers(family: Family) -> None:
-    for form in family.forms + family.unseen:
-        missing = [letter for letter in family.given if f"{{{letter}}}" not in form]
-        assert not missing, form
+def test_every_form_names_all_given_numbers() -> None:
+    for family in families():
+        for form in family.forms + family.unseen:
+            missing = [letter for letter in family.given if f"{{{letter}}}" not in form]
+            assert not missing, form
 
 
 def test_every_equation_is_right_and_the_last_one_gives_the_answer(problems: list[EverydayProblem]) -> None:
@@ -184,11 +183,11 @@ def test_a_result_that_is_not_whole_or_too_hard_is_none() -> None:
 
 
 def test_a_family_that_does_not_fit_together_is_refused_by_name() -> None:
-    good = {"steps": ["p = a + b"], "chain": ["That is {=}."], "forms": "{a} and {b}?"}
+    good = {"steps": ["p = a + b"], "chain": "That is {=}.", "forms": "{a} and {b}?"}
     assert Family.parse("sum", good).given == ["a", "b"]
     with pytest.raises(ValueError, match="sum: 1 steps, but 0 lines"):
-        Family.parse("sum", good | {"chain": []})
+        Family.parse("sum", good | {"chain": ""})
     with pytest.raises(ValueError, match="sum: not one equation"):
-        Family.parse("sum", good | {"chain": ["That is all."]})
+        Family.parse("sum", good | {"chain": "That is all."})
     with pytest.raises(ValueError, match="no step: 'p = a'"):
         Family.parse("sum", good | {"steps": ["p = a"]})

@@ -17,7 +17,7 @@ from ccot_cli.data.stories import MOST_STEPS, tell_story
 
 EverydaySplit = Literal["train", "validation", "test", "unseen"]
 SPLITS: tuple[EverydaySplit, ...] = ("train", "validation", "test", "unseen")
-STORY_PROBABILITY = 0.35
+STORY_PROBABILITY = 0.25
 """How often a problem is a story, if its number of steps allows both."""
 
 

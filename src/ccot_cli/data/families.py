@@ -74,8 +74,8 @@ class Family:
     highest: dict[str, int]
     where: tuple[str, ...]
     """Conditions on the numbers."""
-    chain: tuple[tuple[str, ...], ...]
-    """For each step, wordings of its line."""
+    chain: tuple[str, ...]
+    """For each step, its line. There is one wording, because nothing in a question could foretell another."""
     forms: tuple[str, ...]
     """Those that training sees."""
     unseen: tuple[str, ...]
@@ -89,11 +89,11 @@ class Family:
             ValueError: if it does not fit together.
         """
         steps = tuple(Step.parse(each) for each in value["steps"])
-        chain = tuple(tuple(lines(each)) for each in value["chain"])
+        chain = tuple(lines(value["chain"]))
         forms = lines(value["forms"])
-        if len(chain) != len(steps) or not all(chain):
+        if len(chain) != len(steps):
             raise ValueError(f"{name}: {len(steps)} steps, but {len(chain)} lines of the chain")
-        if bad := [line for wordings in chain for line in wordings if len(EQUATION.findall(line)) != 1]:
+        if bad := [line for line in chain if len(EQUATION.findall(line)) != 1]:
             raise ValueError(f"{name}: not one equation: {bad[0]!r}")
         held_out = [form for form in forms if is_held_out(form)]
         return cls(
@@ -205,9 +205,7 @@ def tell(rng: random.Random, family: Family, form: str) -> EverydayProblem:
     question = telling.write(" ".join(parts))
     if rng.random() < BACKGROUND_PROBABILITY:
         question = f"{telling.aside().write(rng.choice(lexicon().background))} {question}"
-    chain = [
-        write_line(telling.plainly(), step, rng.choice(family.chain[index])) for index, step in enumerate(family.steps)
-    ]
+    chain = [write_line(telling.plainly(), step, line) for step, line in zip(family.steps, family.chain, strict=True)]
     answer = numbers[family.steps[-1].result]
     if rng.random() < LOWER_CASE_PROBABILITY:
         question = question.lower()

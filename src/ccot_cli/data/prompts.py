@@ -57,6 +57,7 @@ class Encoder:
         # Chat markup in the template becomes control tokens; chat markup in a question must not (see `_ids`).
         parts = (tokenizer(text, add_special_tokens=False).input_ids for text in template.prompt.split(QUESTION_FIELD))
         self._before, self._after = parts
+        self._has_digit: dict[int, bool] = {}
         start = tokenizer.bos_token_id
         if start is not None and self._before[:1] != [start]:
             self._before = [start, *self._before]
@@ -103,6 +104,12 @@ class Encoder:
             has_ended = is_break
             lines.append(line)
         return lines
+
+    def has_digit(self, token: int) -> bool:
+        """Tell whether a token's text holds a digit."""
+        if token not in self._has_digit:
+            self._has_digit[token] = any(map(str.isdigit, self.tokenizer.decode([token])))
+        return self._has_digit[token]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids, up to the end of sequence."""

@@ -47,7 +47,8 @@ class Event:
     to: str
     """What the story goes on with: a unit, or `person` for another person in the same unit."""
     step: Step
-    chain: tuple[str, ...]
+    chain: str
+    """The line of the chain."""
     actions: tuple[str, ...]
     """Verb phrases of the holder."""
     sentences: tuple[str, ...]
@@ -59,8 +60,9 @@ class Event:
         Raises:
             ValueError: if its step is none.
         """
-        texts = {key: tuple(lines(value.get(key) or "")) for key in ("chain", "actions", "sentences")}
-        return cls(name, value["unit"], value.get("to", value["unit"]), Step.parse(value["step"]), **texts)
+        texts = {key: tuple(lines(value.get(key) or "")) for key in ("actions", "sentences")}
+        step, chain = Step.parse(value["step"]), value["chain"].strip()
+        return cls(name, value["unit"], value.get("to", value["unit"]), step, chain, **texts)
 
     @property
     def operands(self) -> tuple[str, str]:
@@ -167,7 +169,7 @@ class _Story:
         if event.to == "things" != self.unit:
             self.telling.things.pop("x", None)
         self._tell(event)
-        self.chain.append(write_line(self.telling.plainly(), event.step, self.rng.choice(event.chain)))
+        self.chain.append(write_line(self.telling.plainly(), event.step, event.chain))
         if event.to == PERSON:
             self.telling.people["A"] = self.telling.people.pop("B")
             self.is_named = False

@@ -19,6 +19,8 @@ class Text:
     """Greedily decoded tokens of a batch, without the end of sequence."""
 
     ids: list[list[int]]
+    chances: list[list[float]]
+    """The model's probability of each of these tokens."""
     is_capped: list[bool]
     """True if the cap ended the row."""
 
@@ -42,9 +44,11 @@ class _DecodedRows:
         self.is_capped_B = ~self.is_open_B
         self._num_tokens_B = torch.zeros_like(self.limit_B)
         self.tokens: list[list[int]] = [[] for _ in self.limit_B]
+        self._chances: list[Tensor] = []
 
-    def append(self, next_B: Tensor, chosen_B: Tensor) -> None:
+    def append(self, next_B: Tensor, chance_B: Tensor, chosen_B: Tensor) -> None:
         """Append a token to the chosen rows, which must be open, and close those whose last token it is."""
+        self._chances.append(torch.where(chosen_B, chance_B, _NO_TOKEN))
         for row, token in zip(self.tokens, torch.where(chosen_B, next_B, _NO_TOKEN).tolist(), strict=True):
             if token != _NO_TOKEN:
                 row.append(token)
@@ -55,6 +59,17 @@ class _DecodedRows:
             self.is_open_B = self.is_open_B & ~torch.tensor([*map(self.is_done, self.tokens)], device=next_B.device)
         is_full_B = self.is_open_B & (self.limit_B <= self._num_tokens_B)
         self.is_capped_B, self.is_open_B = self.is_capped_B | is_full_B, self.is_open_B & ~is_full_B
+
+    def text(self) -> Text:
+        """Return what was decoded, each row up to its end of sequence."""
+        lengths = [row.index(self.eos_id) if self.eos_id in row else len(row) for row in self.tokens]
+        all_chances = torch.stack(self._chances, dim=1).tolist() if self._chances else [[] for _ in self.tokens]
+        chances = [[chance for chance in row if chance != _NO_TOKEN] for row in all_chances]
+        return Text(
+            ids=[row[:length] for row, length in zip(self.tokens, lengths, strict=True)],
+            chances=[row[:length] for row, length in zip(chances, lengths, strict=True)],
+            is_capped=self.is_capped_B.tolist(),
+        )
 
 
 @torch.no_grad()
@@ -93,17 +108,21 @@ def decode(
     if draft_B is not None:
         fed_BT = _feed_draft(theta, sequence, fed_BT, draft_B, rows)
     while bool(rows.is_open_B.any()):
-        next_B = _next(theta, sequence, fed_BT, rows.is_open_B[:, None].expand_as(fed_BT))[:, -1]
-        rows.append(next_B, rows.is_open_B)
+        [(next_B, chance_B)] = _next(theta, sequence, fed_BT, rows.is_open_B[:, None].expand_as(fed_BT))
+        rows.append(next_B, chance_B, rows.is_open_B)
         fed_BT = next_B[:, None]
-    ids = [row[: row.index(theta.eos_id)] if theta.eos_id in row else row for row in rows.tokens]
-    return Text(ids=ids, is_capped=rows.is_capped_B.tolist())
+    return rows.text()
 
 
-def _next(theta: Theta, sequence: CachedSequence, fed_BT: Tensor, mask_BT: Tensor, *, num_last: int = 1) -> Tensor:
-    """Feed tokens and return the likeliest successor of each of the last `num_last`: B, num_last."""
+def _next(
+    theta: Theta, sequence: CachedSequence, fed_BT: Tensor, mask_BT: Tensor, *, num_last: int = 1
+) -> list[tuple[Tensor, Tensor]]:
+    """Feed tokens; return the likeliest successor of each of the last `num_last`, and its probability: B each."""
     hidden_BTD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)
-    return theta.blocks.logits(hidden_BTD[:, -num_last:]).argmax(dim=-1)
+    logits_BTV = theta.blocks.logits(hidden_BTD[:, -num_last:]).float()
+    best_BT, next_BT = logits_BTV.max(dim=-1)
+    chance_BT = (best_BT - logits_BTV.logsumexp(dim=-1)).exp()
+    return list(zip(next_BT.unbind(dim=1), chance_BT.unbind(dim=1), strict=True))
 
 
 def _feed_draft(
@@ -118,10 +137,10 @@ def _feed_draft(
     mask_BT = rows.is_open_B[:, None].expand_as(fed_BT).clone()
     # A row that may get only one token has no position for the draft.
     mask_BT[:, -1] &= rows.limit_B > 1
-    first_B, second_B = _next(theta, sequence, fed_BT, mask_BT, num_last=2).unbind(dim=1)
-    rows.append(first_B, rows.is_open_B)
+    (first_B, first_chance_B), (second_B, second_chance_B) = _next(theta, sequence, fed_BT, mask_BT, num_last=2)
+    rows.append(first_B, first_chance_B, rows.is_open_B)
     is_right_B = rows.is_open_B & (first_B == draft_B)
     # Wrong drafts stay in the cache, masked.
     sequence.mask_BS = torch.cat([sequence.mask_BS[:, :-1], is_right_B[:, None]], dim=1)
-    rows.append(second_B, is_right_B)
+    rows.append(second_B, second_chance_B, is_right_B)
     return torch.where(is_right_B, second_B, first_B)[:, None]

@@ -18,7 +18,7 @@ from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
-from ccot_cli.models.methods.method import Clock, MethodInfo, Reply, Seconds
+from ccot_cli.models.methods.method import Clock, MethodInfo, Reply, Seconds, confidence
 
 
 @dataclass
@@ -65,7 +65,7 @@ class ChainMethod:
             is_done=self.is_done,
         )
         contemplation = clock.lap()
-        replies = [self._read(*each) for each in zip(text.ids, text.is_capped, counts, strict=True)]
+        replies = [self._read(*each) for each in zip(text.ids, text.chances, text.is_capped, counts, strict=True)]
         return replies, Seconds(prefill, contemplation, clock.lap())
 
     def phrase(self, question: str) -> str:
@@ -84,7 +84,7 @@ class ChainMethod:
         """
         raise NotImplementedError
 
-    def _read(self, ids: list[int], is_capped: bool, num_thoughts: int) -> Reply:
+    def _read(self, ids: list[int], chances: list[float], is_capped: bool, num_thoughts: int) -> Reply:
         text = self.theta.encoder.decode(ids)
         marker = self.theta.encoder.answer_marker
         starts = [start for start in range(len(ids)) if ids[start : start + len(marker)] == marker]
@@ -100,4 +100,5 @@ class ChainMethod:
             num_contemplation=num_thoughts + num_chain,
             num_answer=max(0, len(ids) - num_chain - len(marker)),
             is_truncated=is_capped,
+            confidence=confidence(self.theta, ids, chances),
         )

@@ -48,6 +48,8 @@ class Reply:
     """Tokens of the answer."""
     is_truncated: bool
     """True if a cap ended the contemplation or the text."""
+    confidence: float
+    """The least probability that the model gave to a token with a digit; 0 if there is none."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,12 @@ class Seconds:
         return Seconds(
             self.prefill + other.prefill, self.contemplation + other.contemplation, self.answer + other.answer
         )
+
+
+def confidence(theta: Theta, ids: Sequence[int], chances: Sequence[float]) -> float:
+    """Return the least probability of a token with a digit: wording may vary, numbers may not. 0 if there is none."""
+    pairs = zip(ids, chances, strict=True)
+    return min((chance for token, chance in pairs if theta.encoder.has_digit(token)), default=0.0)
 
 
 class Method(Protocol):
@@ -216,9 +224,11 @@ class AnswerMethod(ABC):
                 num_contemplation=count,
                 num_answer=len(ids),
                 is_truncated=is_contemplation_capped or is_text_capped,
+                confidence=confidence(self.theta, ids, chances),
             )
-            for ids, decoded, count, is_contemplation_capped, is_text_capped in zip(
+            for ids, chances, decoded, count, is_contemplation_capped, is_text_capped in zip(
                 text.ids,
+                text.chances,
                 map(self.theta.encoder.decode, text.ids),
                 prepared.num_tokens,
                 prepared.is_capped,
