@@ -28,7 +28,8 @@ def test_ask_reads_a_pipe(trained: Path, capsys: Output, monkeypatch: pytest.Mon
 def test_ask_in_json_tells_what_it_cost(trained: Path, capsys: Output) -> None:
     out, _ = output(capsys, "ask", QUESTION, "--format", "json")
     fields = json.loads(out)
-    expected = {"answer", "method", "ratio", "contemplation_tokens", "seconds", "truncated", "model", "in_domain"}
+    expected = {"answer", "method", "ratio", "contemplation_tokens", "seconds", "truncated"}
+    expected |= {"confidence", "model", "in_domain"}
     assert fields.keys() == expected
     assert fields["contemplation_tokens"] >= 1
     assert fields["in_domain"] is None

@@ -56,14 +56,14 @@ def test_the_shipped_model_says_which_questions_it_has_learned(monkeypatch: pyte
     assert (known.answer, known.in_domain, known.outside) == ("38", True, "")
     assert (unknown.in_domain, unknown.outside) == (False, "unknown words: eats")
     replies = {
-        "": Reply("38", "#### 38", 9, 1, is_truncated=False),
-        "the answer did not come to an end": Reply("38", "#### 38", 9, 1, is_truncated=True),
+        "": Reply("38", "#### 38", 9, 1, is_truncated=False, confidence=0.9),
+        "the answer did not come to an end": Reply("38", "#### 38", 9, 1, is_truncated=True, confidence=0.9),
         # The last number of a chain without `####` is taken for its answer.
-        "there is no final answer": Reply("38", "That is 38.", 9, 0, is_truncated=False),
+        "there is no final answer": Reply("38", "That is 38.", 9, 0, is_truncated=False, confidence=0.9),
     }
     for reason, reply in replies.items():
         monkeypatch.setattr(asker, "method", Replies(reply))
         assert asker.ask(QUESTION).outside == reason
         assert asker.ask(QUESTION).in_domain == (not reason)
-    monkeypatch.setattr(asker, "method", Replies(Reply("", " ", 3, 1, is_truncated=False)))
+    monkeypatch.setattr(asker, "method", Replies(Reply("", " ", 3, 1, is_truncated=False, confidence=0.9)))
     assert asker.ask(QUESTION).outside == "there is no final answer"

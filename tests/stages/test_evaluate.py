@@ -48,7 +48,8 @@ class Scripted:
     def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
         self.asked.append(list(questions))
         replies = [
-            Reply(self.said[each], self.said[each], number_of(each), 2, self.said[each] == "") for each in questions
+            Reply(self.said[each], self.said[each], number_of(each), 2, self.said[each] == "", confidence=1.0)
+            for each in questions
         ]
         return replies, self.times[len(self.asked) - 1]
 

@@ -29,6 +29,11 @@ class AskResult:
     """Wall-clock time without loading: a batch's time divided by its number of questions."""
     truncated: bool
     """Whether a cap on tokens cut it short."""
+    confidence: float
+    """The least probability that the model gave to a number's token in the answer, or in the chain if one was written.
+
+    0 if there is no number.
+    """
     model: str
     text: str
     """All decoded text: the answer, and at r = 1 the explicit chain before it."""
@@ -113,6 +118,7 @@ class Asker:
                 contemplation_tokens=reply.num_contemplation,
                 seconds=seconds,
                 truncated=reply.is_truncated,
+                confidence=reply.confidence,
                 model=self.model,
                 text=reply.text.strip(),
                 in_domain=None if self.domain is None else not reason,

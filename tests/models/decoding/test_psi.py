@@ -26,16 +26,20 @@ def test_answers_of_a_batch_equal_those_one_by_one(theta: Theta, adapters: Adapt
 def test_answers_are_those_of_psi_run_anew_for_every_token(theta: Theta, adapters: Adapters) -> None:
     marker = theta.encoder.answer_marker
     _, sequence = roll(adapters, QUERIES, COUNTS)
-    found = decode(adapters, sequence, [marker] * 3, max_tokens=4).ids
-    for query, count, ids in zip(QUERIES, COUNTS, found, strict=True):
+    found = decode(adapters, sequence, [marker] * 3, max_tokens=4)
+    for query, count, ids, chances in zip(QUERIES, COUNTS, found.ids, found.chances, strict=True):
         said: list[int] = []
+        expected: list[float] = []
         while len(said) < 4 and theta.eos_id not in said:
             _, sequence = roll(adapters, [query], [count])
             adapters.use(PSI)
             fed = torch.tensor([[*marker, *said]])
             states = theta.blocks.run_ids(fed, torch.ones_like(fed).bool(), sequence)
-            said.append(int(theta.blocks.logits(states)[0, -1].argmax()))
+            chances_V = theta.blocks.logits(states)[0, -1].softmax(dim=-1)
+            said.append(int(chances_V.argmax()))
+            expected.append(chances_V.max().item())
         assert ids == [token for token in said if token != theta.eos_id]
+        assert chances == pytest.approx(expected[: len(ids)], rel=1e-4)
 
 
 @torch.no_grad()
@@ -57,6 +61,8 @@ def test_a_draft_changes_no_answer(
     theta.blocks.layers[0].register_forward_hook(lambda _layer, inputs, _output: passes.append(inputs[0].shape[1]))
     found = decode(adapters, sequence, start, max_tokens=limit, draft_B=torch.tensor(draft))
     assert found == plain
+    for chances, others in zip(found.chances, plain.chances, strict=True):
+        assert chances == pytest.approx(others, rel=1e-4)
     said = max(len(row) + (not capped) for row, capped in zip(plain.ids, plain.is_capped, strict=True))
     saved = limit > 1 and right is not None and all(right)
     assert passes == [len(start[0]) + 1, *[1] * (said - 1 - saved)]

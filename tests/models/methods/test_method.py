@@ -16,7 +16,7 @@ from ccot_cli.models.decoding.psi import Text
 from ccot_cli.models.methods import chain, method
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.direct import DirectMethod
-from ccot_cli.models.methods.method import Method, MethodInfo, Reply, Seconds, reply_in_parts
+from ccot_cli.models.methods.method import Method, MethodInfo, Reply, Seconds, confidence, reply_in_parts
 from ccot_cli.stages.methods import find_methods
 
 
@@ -62,7 +62,7 @@ def test_a_written_answer_stands_behind_the_model_s_own_marker(
     def read(text: str, *, is_capped: bool = False) -> str:
         """The answer of a method that decodes this text."""
         ids = theta.encoder.tokenizer(text, add_special_tokens=False).input_ids
-        monkeypatch.setattr(chain, "decode", lambda *_, **__: Text([ids], [is_capped]))
+        monkeypatch.setattr(chain, "decode", lambda *_, **__: Text([ids], [is_capped], [[0.5] * len(ids)]))
         [reply], _ = writer.reply(["How many pens?"])
         assert (reply.text, reply.is_truncated) == (theta.encoder.decode(ids), is_capped)
         return reply.answer
@@ -72,6 +72,14 @@ def test_a_written_answer_stands_behind_the_model_s_own_marker(
     assert read("12 + 7 = 19\n#### 19") == "19"
     assert read("12 + 7 = 19") == "19"
     assert read("12 + 7 = 19", is_capped=True) == ""
+
+
+def test_the_confidence_is_the_least_chance_of_a_token_with_a_digit(make_theta: MakeTheta) -> None:
+    theta = make_theta("llama")
+    ids = theta.encoder.tokenizer(" 12 + 7 = 19.", add_special_tokens=False).input_ids
+    chances = [0.9, 0.2, 0.6, 0.3, 0.8, 0.1]
+    assert confidence(theta, ids, chances) == 0.6
+    assert confidence(theta, ids[1:2], chances[1:2]) == 0.0
 
 
 @pytest.mark.parametrize("text", [" 18", " 18 pens", " 1,800\n7", " $18.00", " blue whale", "\n18", ""])
@@ -84,7 +92,7 @@ def test_every_method_reads_the_same_answer_from_the_same_words(
     direct = DirectMethod(adapters, MethodInfo("direct", "0"), DecodingConfig())
     answers = []
     for way, module, ids in ((direct, method, said), (ChainMethod(adapters, 99), chain, [*marker, *said])):
-        monkeypatch.setattr(module, "decode", lambda *_, ids=ids, **__: Text([ids], [True]))
+        monkeypatch.setattr(module, "decode", lambda *_, ids=ids, **__: Text([ids], [True], [[0.5] * len(ids)]))
         [reply], _ = way.reply(["How many pens?"])
         answers.append(reply.answer)
     assert answers[0] == answers[1]

@@ -4,7 +4,7 @@ Dimensions: B batch, T tokens, O answer tokens, D width, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ class Text:
     """Greedily decoded tokens of a batch, without the end of sequence."""
 
     ids: list[list[int]]
-    chances: list[list[float]]
-    """The model's probability of each of these tokens."""
     is_capped: list[bool]
     """True if the cap ended the row."""
+    chances: list[list[float]] = field(compare=False)
+    """The model's probability of each of these tokens; its last digits depend on the batch."""
 
 
 _NO_TOKEN = -1
@@ -67,8 +67,8 @@ class _DecodedRows:
         chances = [[chance for chance in row if chance != _NO_TOKEN] for row in all_chances]
         return Text(
             ids=[row[:length] for row, length in zip(self.tokens, lengths, strict=True)],
-            chances=[row[:length] for row, length in zip(chances, lengths, strict=True)],
             is_capped=self.is_capped_B.tolist(),
+            chances=[row[:length] for row, length in zip(chances, lengths, strict=True)],
         )
 
 

@@ -10,7 +10,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from functools import reduce
 from operator import add
@@ -48,7 +48,7 @@ class Reply:
     """Tokens of the answer."""
     is_truncated: bool
     """True if a cap ended the contemplation or the text."""
-    confidence: float
+    confidence: float = field(compare=False)
     """The least probability that the model gave to a token with a digit; 0 if there is none."""
 
 
