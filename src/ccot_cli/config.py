@@ -26,7 +26,7 @@ from pydantic import (
 from ccot_cli.errors import UsageError
 from ccot_cli.names import (
     EMBEDDED,
-    GENERATED,
+    PACKAGED,
     Ends,
     EngineName,
     OptimiserName,
@@ -92,7 +92,7 @@ class ModelConfig(Section):
     """The base model [θ]."""
 
     name: str = EMBEDDED
-    """`embedded`, a folder (relative to this file), or a Hugging Face name."""
+    """`embedded`, `everyday`, a folder (relative to this file), or a Hugging Face name."""
     revision: str | None = None
     """Branch, tag or commit on the Hugging Face hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -343,8 +343,8 @@ def with_absolute_paths(changes: Mapping[str, object], folder: Path) -> dict[str
 
 
 def _absolute(value: object, folder: Path) -> object:
-    # A folder that happens to be called "embedded" does not hide the embedded model or data.
-    if not isinstance(value, str) or value in GENERATED:
+    # A folder that happens to be called "embedded" does not hide the model or data of that name.
+    if not isinstance(value, str) or value in PACKAGED:
         return value
     path = folder / Path(value).expanduser()
     return str(path.resolve()) if path.exists() else value

@@ -7,14 +7,14 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 EMBEDDED = "embedded"
-"""Name of the model and of the data set that come with the package."""
+"""Name of the model that comes with trained methods, and of the narrow problems that it knows."""
 EVERYDAY = "everyday"
-"""Name of the generated data set with the breadth of what people write."""
-GENERATED = (EMBEDDED, EVERYDAY)
-"""Data sets that are generated, without end."""
+"""Name of a base model without methods, and of the problems, broad as what people write, that it learned from."""
+PACKAGED = (EMBEDDED, EVERYDAY)
+"""Models in the package, and data sets that are generated without end."""
 
-PRESETS = (EMBEDDED, "gsm8k-llama2-7b")
-"""Settings to start from: those of the embedded model, and the paper's."""
+PRESETS = (EMBEDDED, EVERYDAY, "gsm8k-llama2-7b")
+"""Settings to start from: those of the models in the package, and the paper's."""
 
 SETTINGS_FILE = "ccot.yaml"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
@@ -69,8 +69,8 @@ def ratio_name(ratio: Decimal) -> str:
     return f"r{ratio:.2f}" if ratio == ratio.quantize(Decimal("0.01")) else f"r{ratio:f}"
 
 
-def is_misspelt_embedded(name: str) -> bool:
-    """Tell whether a name is meant to be `embedded`, although it is another."""
+def packaged_name_meant(name: str) -> str:
+    """Return the model or data set of the package that a misspelt name is meant to be; empty if it is none."""
     from difflib import get_close_matches
 
-    return name != EMBEDDED and bool(get_close_matches(name.lower(), [EMBEDDED], cutoff=0.8))
+    return "" if name in PACKAGED else next(iter(get_close_matches(name.lower(), PACKAGED, n=1, cutoff=0.8)), "")

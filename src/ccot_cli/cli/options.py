@@ -11,7 +11,7 @@ import typer
 
 from ccot_cli.cli.console import print_note
 from ccot_cli.errors import UsageError
-from ccot_cli.names import EMBEDDED, ENVIRONMENT_VARIABLE, EngineName, check_between, is_misspelt_embedded, parse_ratio
+from ccot_cli.names import ENVIRONMENT_VARIABLE, PACKAGED, EngineName, check_between, packaged_name_meant, parse_ratio
 
 if TYPE_CHECKING:
     from ccot_cli.config import Settings
@@ -51,7 +51,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="Base model (θ in the paper): 'embedded', a folder, or a Hugging Face name.",
+        help="Base model (θ in the paper): 'embedded', 'everyday', a folder, or a Hugging Face name.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -198,8 +198,8 @@ def _changed_settings(
 
 def announce_download(model: str) -> None:
     """Say that a model is looked for on the hub, which takes a while; nothing for other models."""
-    is_local = model == EMBEDDED or model.startswith((".", "/", "~")) or Path(model).exists()
-    if not is_local and not is_misspelt_embedded(model):
+    is_local = model in PACKAGED or model.startswith((".", "/", "~")) or Path(model).exists()
+    if not is_local and not packaged_name_meant(model):
         print_note(f"looking for model {model} on the Hugging Face hub …")
 
 

@@ -14,7 +14,7 @@ from ccot_cli.data import everyday, word_problems
 from ccot_cli.data.rows import DataRow, names_file, read_rows
 from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.errors import UsageError
-from ccot_cli.names import EMBEDDED, EVERYDAY, GENERATED
+from ccot_cli.names import EMBEDDED, EVERYDAY, PACKAGED
 
 ANSWER_LINE = "####"
 ANNOTATION = re.compile(r"<<[^<>]*>>")
@@ -63,7 +63,7 @@ def load_training(config: DataConfig) -> LoadedProblems:
         UsageError: if the source is missing or unusable, or more than 1 % of its rows hold no problem.
         ResourceError: if the hub cannot be reached.
     """
-    if config.source in GENERATED:
+    if config.source in PACKAGED:
         train = _generate(config.source, "train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
         held_out = _generate(config.source, "validation", config.validation_limit, seed=config.seed, steps=config.steps)
         return LoadedProblems(train, held_out, [])
@@ -105,7 +105,7 @@ def load_test(
         ResourceError: if the hub cannot be reached.
     """
     source = config.test_source or config.source
-    if source in GENERATED:
+    if source in PACKAGED:
         split: Split = "unseen" if config.test_split == "unseen" else "test"
         return _generate(source, split, limit or NUM_TEST, seed=seed, steps=steps or config.steps)
     if config.test_source is None and names_file(source):

@@ -10,7 +10,7 @@ from ccot_cli.data.domain import Domain
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
-from ccot_cli.stages.methods import CCOT, find_methods
+from ccot_cli.stages.methods import CCOT, find_methods, needs_theta_alone
 from ccot_cli.workspace.workspace import Workspace
 
 BATCH_SIZE = 32
@@ -54,7 +54,8 @@ class Asker:
     def __init__(
         self, workspace: Workspace | None, settings: Settings, ratio: Decimal | None, method: str = CCOT
     ) -> None:
-        methods = find_methods(workspace, settings)
+        is_untrained = needs_theta_alone([] if method == CCOT else [method], [] if ratio is None else [ratio])
+        methods = find_methods(workspace, settings, may_have_none=is_untrained)
         self.model = methods.theta.name
         self.theta = methods.theta
         self.method: Method = methods.named(method, ratio)

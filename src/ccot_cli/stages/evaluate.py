@@ -23,9 +23,9 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
 from ccot_cli.models.methods.method import Method, MethodInfo, Reply, Seconds
-from ccot_cli.names import EVAL, GENERATED
+from ccot_cli.names import EVAL, PACKAGED
 from ccot_cli.progress import Progress
-from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, own_methods
+from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
 from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
 from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
@@ -117,7 +117,7 @@ def run(
         UsageError: if no test problems are named or left, or a batch of one question is too small for the controls.
         BusyError: if another process works on this workspace.
     """
-    methods = find_methods(workspace, settings)
+    methods = find_methods(workspace, settings, may_have_none=needs_theta_alone(names, ratios))
     for error in methods.unusable.values():
         progress.say(f"left out: {error.message}; {error.fix}")
     if is_tested_on_training(methods.data):
@@ -151,7 +151,7 @@ def run(
 def is_tested_on_training(data: DataConfig) -> bool:
     """Tell whether test problems come from the same file, or the same split of a data set, as those of training."""
     source = data.test_source or data.source
-    if source in GENERATED or Path(source).resolve() != Path(data.source).resolve():
+    if source in PACKAGED or Path(source).resolve() != Path(data.source).resolve():
         return False
     return names_file(source) or data.test_split == data.split
 

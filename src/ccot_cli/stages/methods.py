@@ -1,6 +1,6 @@
 """Find the trained methods of a workspace, or those of the embedded model, and load them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -236,6 +236,11 @@ def _is_own(artifact: Artifact) -> bool:
     return manifest.key == baseline_key(manifest.summary["method"], ratio)
 
 
+def needs_theta_alone(names: Collection[str], ratios: Collection[Decimal]) -> bool:
+    """Tell whether θ can do what is asked for without any training: write the chain, or be prompted."""
+    return {"cot", *PROMPTING}.issuperset(names) if names else {*ratios} == {Decimal(1)}
+
+
 def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_none: bool = False) -> Methods:
     """Find the methods of a workspace, or the embedded ones if no workspace is given, and load θ.
 
@@ -251,7 +256,10 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
         baselines = {path.name: path for path, info in infos.items() if info.name != CCOT}
         return Methods(load_theta(settings.model), folders, settings, settings.data, baselines=baselines)
     # Only its manifest is needed, for the model and the data: the hidden states may be deleted after training.
-    source = workspace.artifact(PRECOMPUTE) or workspace.require(PRECOMPUTE)
+    source = workspace.artifact(PRECOMPUTE)
+    if source is None and may_have_none:
+        return Methods(load_theta(settings.model), {}, settings, settings.data, workspace)
+    source = source or workspace.require(PRECOMPUTE)
     own, unusable = own_methods(workspace)
     if not own and not may_have_none:
         workspace.require(TRAIN_PSI, ratio_name(settings.ratios[-1]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ccot_cli.config import DataConfig, Settings, override
 from ccot_cli.data.problems import Problem, Split, load_test, load_training, of_steps
-from ccot_cli.names import GENERATED, PRECOMPUTE
+from ccot_cli.names import PACKAGED, PRECOMPUTE
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace
 
@@ -62,7 +62,7 @@ def run(
         used = {f"data.{name}": value for name, value in stored.manifest.config["data"].items()}
         settings = override(settings, used)
     if split is None:
-        split = "test" if (settings.data.test_source or settings.data.source) in GENERATED else "validation"
+        split = "test" if (settings.data.test_source or settings.data.source) in PACKAGED else "validation"
     section = "eval" if split == "test" else "data"
     options = {f"{section}.steps": steps, f"{section}.seed": seed}
     changed = override(settings, {name: value for name, value in options.items() if value is not None})
@@ -82,6 +82,6 @@ def run(
 
 def _limited(data: DataConfig, limit: int) -> DataConfig:
     """Generate no more problems than are asked for; which ones a file holds out depends on its own limit."""
-    if data.source not in GENERATED:
+    if data.source not in PACKAGED:
         return data
     return data.model_copy(update={"limit": limit, "validation_limit": limit})

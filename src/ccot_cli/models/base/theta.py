@@ -23,9 +23,11 @@ from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.hub import hub_answers
 from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.models.base.threads import use_threads
-from ccot_cli.names import EMBEDDED, is_misspelt_embedded
+from ccot_cli.names import EMBEDDED, EVERYDAY, packaged_name_meant
 
 EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
+PACKAGED_FOLDERS = {EMBEDDED: EMBEDDED_FOLDER, EVERYDAY: EMBEDDED_FOLDER / "everyday"}
+"""Models in the package."""
 RESERVED_POSITIONS = 256
 """Positions left after a query for contemplation tokens, or a chain, and the answer."""
 _FINGERPRINTED = (
@@ -179,12 +181,12 @@ def load_theta(config: ModelConfig) -> Theta:
 
 def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, PreTrainedModel]:
     """Load tokenizer and model into main memory, in the precision that suits the device."""
-    source: str | Path = EMBEDDED_FOLDER if config.name == EMBEDDED else config.name
+    source: str | Path = PACKAGED_FOLDERS.get(config.name, config.name)
     options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
     if isinstance(source, Path) or Path(source).exists():
         options["local_files_only"] = True
-    elif is_misspelt_embedded(source):
-        raise UsageError(f"there is no model {source!r}", fix=f"did you mean {EMBEDDED}?")
+    elif meant := packaged_name_meant(source):
+        raise UsageError(f"there is no model {source!r}", fix=f"did you mean {meant}?")
     else:
         options["local_files_only"] = not hub_answers()  # Then only what was downloaded before is looked for.
     dtype: Any = config.dtype
