@@ -99,7 +99,11 @@ class TestErrors:
             (["status", "--format", "xml"], "'xml' is not one of 'text', 'json'", "ccot status --help"),
             (["init"], "Missing argument 'DIR'", "ccot init --help"),
             (["stats"], "No such command 'stats'", "ccot --help"),
-            (["init", "x", "--preset", "y"], "no preset is called 'y'", "choose one of: embedded, everyday, gsm8k-llama2-7b"),
+            (
+                ["init", "x", "--preset", "y"],
+                "no preset is called 'y'",
+                "choose one of: embedded, everyday, gsm8k-llama2-7b",
+            ),
             (["status"], "there is no workspace here", "ccot init my-run"),
             (["status", "-w", "x"], "x is no workspace", "ccot init x"),
         ],
