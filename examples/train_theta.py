@@ -76,8 +76,8 @@ class Phase:
     most_steps: int
     """Most reasoning steps of a problem."""
     word_weight: float
-    """Weight of a token of the chain without digit and sign: which wording comes next cannot be known, but it decides
-    the sign that follows."""
+    """Weight of a token of the chain without digit and sign. Numbers are learned sooner if it is low; but words decide
+    which sign follows."""
     decays: bool
     """Whether the learning rate falls linearly to zero over the phase."""
 
@@ -86,12 +86,13 @@ PHASES = (
     Phase(steps=2_700, most_steps=3, word_weight=0.3, decays=False),
     Phase(steps=2_500, most_steps=3, word_weight=1.0, decays=False),
     Phase(steps=6_000, most_steps=5, word_weight=1.0, decays=True),
+    Phase(steps=2_500, most_steps=5, word_weight=1.0, decays=True),
 )
 """Short problems and numbers first, which teach arithmetic soonest."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Make θ-tiny with fresh weights."""
+    """Make θ with fresh weights."""
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -373,7 +374,7 @@ def train_phase(
     lines = [line for line in lines if line["step"] <= training.step]
     seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
     batches = Batches(encoder, number, people, first_step=training.step)
-    with TerminalProgress().task(f"θ-tiny, phase {number + 1}", total=phase.steps, unit="steps") as advance:
+    with TerminalProgress().task(f"θ, phase {number + 1}", total=phase.steps, unit="steps") as advance:
         advance(training.step)
         while training.step < phase.steps:
             loss, accuracy = training.train_on(*batches.next())
@@ -389,7 +390,7 @@ def train_phase(
 def main(
     people: Annotated[Path, typer.Option(help="Problems that people wrote: the training file of GSM8K.")],
     bfloat16: Annotated[
-        bool, typer.Option(help="Compute matrix products in bfloat16, where the processor can; it takes half the time.")
+        bool, typer.Option(help="Compute matrix products in bfloat16, for processors that are faster at it.")
     ] = False,
 ) -> None:
     """Train tokenizer and model, and save them into the package, the model in bfloat16."""
