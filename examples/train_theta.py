@@ -86,7 +86,6 @@ PHASES = (
     Phase(steps=2_700, most_steps=3, word_weight=0.3, decays=False),
     Phase(steps=2_500, most_steps=3, word_weight=1.0, decays=False),
     Phase(steps=6_000, most_steps=5, word_weight=1.0, decays=True),
-    Phase(steps=2_500, most_steps=5, word_weight=1.0, decays=True),
 )
 """Short problems and numbers first, which teach arithmetic soonest."""
 
