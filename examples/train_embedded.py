@@ -14,7 +14,6 @@ import json
 import platform
 import random
 import shutil
-import time
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -25,6 +24,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from safetensors.torch import load_file, save_file
+from theta_loop import Training, checkpoint_of, run_phase
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -35,9 +35,8 @@ from ccot_cli.data.problems import Problem, load_training, split_solution
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import MEDIUM, NOUNS, PEOPLE, WIDE, Limits, generate
-from ccot_cli.files import commit, write_json
+from ccot_cli.files import write_json
 from ccot_cli.models.base.theta import EMBEDDED_FOLDER
-from ccot_cli.models.training.loop import write_lines
 from ccot_cli.names import TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE
@@ -52,7 +51,6 @@ BATCH_SIZE = 32
 POOL_BATCHES = 32
 MUON_RATE, ADAM_RATE = 5e-3, 3e-3
 WARM_UP_STEPS = 100
-CHECKPOINT_STEPS = 100
 NUM_TOKENIZER_PROBLEMS = 20_000
 
 
@@ -165,7 +163,7 @@ class Batches:
 
 
 @dataclass
-class ThetaTraining:
+class ThetaTraining(Training):
     """The training of one phase: Muon for the matrices of the layers, AdamW for the other parameters."""
 
     model: LlamaForCausalLM
@@ -204,51 +202,15 @@ class ThetaTraining:
         self.step += 1
         return loss.item(), (logits_MV.argmax(-1) == target_M).float().mean().item()
 
-    def save(self, path: Path) -> None:
-        """Write parameters, moments and the number of steps."""
-        tensors = {"step": torch.tensor(self.step)}
-        for named, optimiser in zip(self.named, self.optimisers, strict=True):
-            for name, parameter in named.items():
-                tensors[f"parameter/{name}"] = parameter.detach()
-                for key, value in optimiser.state[parameter].items():
-                    tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous()
-        with commit(path) as part:
-            save_file(tensors, part)
-
-    @torch.no_grad()
-    def resume(self, path: Path) -> None:
-        """Read what `save` wrote."""
-        tensors = load_file(path)
-        self.step = int(tensors.pop("step"))
-        for named, optimiser in zip(self.named, self.optimisers, strict=True):
-            for name, parameter in named.items():
-                parameter.copy_(tensors[f"parameter/{name}"])
-                keys = [key for key in tensors if key.endswith(f"/{name}") and not key.startswith("parameter/")]
-                optimiser.state[parameter] = {key.split("/")[0]: tensors[key] for key in keys}
-
 
 def train_phase(model: LlamaForCausalLM, encoder: Encoder, number: int) -> float:
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
     phase = PHASES[number]
-    checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
     training = ThetaTraining(model, phase)
-    if checkpoint.exists():
+    if (checkpoint := checkpoint_of(BUILD_FOLDER, number)).exists():
         training.resume(checkpoint)
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    lines = [line for line in lines if line["step"] <= training.step]
-    seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
     batches = Batches(encoder, phase, first_step=training.step)
-    with TerminalProgress().task(f"θ-tiny, phase {number + 1}", total=phase.steps, unit="steps") as advance:
-        advance(training.step)
-        while training.step < phase.steps:
-            loss, accuracy = training.train_on(*batches.next())
-            advance(1, loss=f"{loss:.4f}", right=f"{accuracy:.4f}")
-            if training.step % CHECKPOINT_STEPS == 0 or training.step == phase.steps:
-                seconds = seconds_before + time.perf_counter() - started
-                lines.append({"step": training.step, "loss": loss, "right": accuracy, "seconds": seconds})
-                training.save(checkpoint)
-                write_lines(log, lines)
-    return float(lines[-1]["seconds"])
+    return run_phase(training, batches, num_steps=phase.steps, folder=BUILD_FOLDER, number=number)
 
 
 def train_theta() -> None:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import random
 import re
-import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,21 +22,19 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 import typer
-from safetensors.torch import load_file, save_file
+from theta_loop import Training, checkpoint_of, run_phase
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.data.everyday import generate
 from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, EverydayProblem, Step
 from ccot_cli.data.grammar import lexicon
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
-from ccot_cli.files import commit, write_json
+from ccot_cli.files import write_json
 from ccot_cli.models.base.theta import PACKAGED_FOLDERS
-from ccot_cli.models.training.loop import write_lines
 from ccot_cli.models.training.optimiser import Muon
 from ccot_cli.names import EVERYDAY
 from ccot_cli.tensors.masks import pad_right
@@ -50,7 +47,6 @@ BATCH_SIZE = 32
 POOL_BATCHES = 32
 MUON_RATE, ADAM_RATE = 5e-3, 3e-3
 WARM_UP_STEPS = 100
-CHECKPOINT_STEPS = 100
 NUM_TOKENIZER_PROBLEMS = 20_000
 NUM_WORDS = 5_000
 PEOPLE_PROBABILITY = 0.06
@@ -291,7 +287,7 @@ class Batches:
 
 
 @dataclass
-class ThetaTraining:
+class ThetaTraining(Training):
     """The training of one phase: Muon for the matrices of the layers, AdamW for the other parameters."""
 
     model: LlamaForCausalLM
@@ -337,53 +333,17 @@ class ThetaTraining:
         self.step += 1
         return loss.item(), ((logits_MV.argmax(-1) == target_M) * weight_M).sum().item()
 
-    def save(self, path: Path) -> None:
-        """Write parameters, moments and the number of steps."""
-        tensors = {"step": torch.tensor(self.step)}
-        for named, optimiser in zip(self.named, self.optimisers, strict=True):
-            for name, parameter in named.items():
-                tensors[f"parameter/{name}"] = parameter.detach()
-                for key, value in optimiser.state[parameter].items():
-                    tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous()
-        with commit(path) as part:
-            save_file(tensors, part)
-
-    @torch.no_grad()
-    def resume(self, path: Path) -> None:
-        """Read what `save` wrote."""
-        tensors = load_file(path)
-        self.step = int(tensors.pop("step"))
-        for named, optimiser in zip(self.named, self.optimisers, strict=True):
-            for name, parameter in named.items():
-                parameter.copy_(tensors[f"parameter/{name}"])
-                keys = [key for key in tensors if key.endswith(f"/{name}") and not key.startswith("parameter/")]
-                optimiser.state[parameter] = {key.split("/")[0]: tensors[key] for key in keys}
-
 
 def train_phase(
     model: LlamaForCausalLM, encoder: Encoder, number: int, people: list[Solved], *, in_bfloat16: bool
 ) -> float:
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
     phase = PHASES[number]
-    checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
     training = ThetaTraining(model, phase, in_bfloat16)
-    if checkpoint.exists():
+    if (checkpoint := checkpoint_of(BUILD_FOLDER, number)).exists():
         training.resume(checkpoint)
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    lines = [line for line in lines if line["step"] <= training.step]
-    seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
     batches = Batches(encoder, number, people, first_step=training.step)
-    with TerminalProgress().task(f"θ, phase {number + 1}", total=phase.steps, unit="steps") as advance:
-        advance(training.step)
-        while training.step < phase.steps:
-            loss, accuracy = training.train_on(*batches.next())
-            advance(1, loss=f"{loss:.4f}", right=f"{accuracy:.4f}")
-            if training.step % CHECKPOINT_STEPS == 0 or training.step == phase.steps:
-                seconds = seconds_before + time.perf_counter() - started
-                lines.append({"step": training.step, "loss": loss, "right": accuracy, "seconds": seconds})
-                training.save(checkpoint)
-                write_lines(log, lines)
-    return float(lines[-1]["seconds"])
+    return run_phase(training, batches, num_steps=phase.steps, folder=BUILD_FOLDER, number=number)
 
 
 def main(

@@ -18,7 +18,7 @@ from ccot_cli.workspace.workspace import Workspace
 QUESTIONS = {
     "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?": "6",
 }
-"""Questions in no form of the generator, and their answers."""
+"""What a new user types, and the answers."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_it_is_small_and_has_one_token_for_every_number() -> None:
             assert len(theta.encoder.tokenizer(text, add_special_tokens=False).input_ids) == 1
 
 
-def test_it_answers_questions_that_are_told_in_no_form_of_the_generator(writer: Asker) -> None:
+def test_it_answers_what_a_new_user_types(writer: Asker) -> None:
     answers = writer.ask_all(list(QUESTIONS))
     assert {question: result.answer for question, result in zip(QUESTIONS, answers, strict=True)} == QUESTIONS
     assert all(result.confidence > 0 for result in answers)

@@ -48,13 +48,13 @@ def splits() -> dict[EverydaySplit, list[EverydayProblem]]:
 def test_every_form_of_a_family_can_be_told() -> None:
     rng = random.Random(0)
     for family in families():
-        for form in family.forms + family.unseen:
+        for form in (family.forms + family.unseen) * 4:
             problem = tell(rng, family, form)
             chain, answer = split_solution(problem.solution)
             assert not MARKUP.search(problem.question + chain), problem
-            assert chain.count("\n") + 1 == len(family.steps)
-            assert problem.question[0] == problem.question[0].upper() or problem.question.islower()
-            assert int(answer) == problem.numbers[-1]
+            assert chain.count("\n") + 1 == len(family.steps), problem
+            assert problem.question[0] == problem.question[0].upper() or problem.question.islower(), problem
+            assert int(answer) == problem.numbers[-1], problem
 
 
 def test_every_form_names_all_given_numbers() -> None:

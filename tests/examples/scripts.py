@@ -10,7 +10,10 @@ EXAMPLES = ROOT / "examples"
 
 
 def script(path: str) -> ModuleType:
-    """Load a script by its path from the folder of examples."""
+    """Load a script by its path from the folder of examples, beside which its own modules are found."""
+    folder = str((EXAMPLES / path).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(Path(path).stem, EXAMPLES / path)
     assert spec is not None
     assert spec.loader is not None
