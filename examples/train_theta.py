@@ -1,9 +1,11 @@
-"""Train θ-everyday, the base model for everyday problems, from scratch: its tokenizer and its weights.
+"""Train θ-everyday, the base model for everyday problems: its tokenizer and its weights.
 
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16
+    python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --start src/ccot_cli/embedded/everyday
 
-After an interruption, the same command resumes. The model goes to src/ccot_cli/embedded/everyday/, checkpoints and logs
-to build/everyday/.
+The first command begins with fresh weights; the second goes on from a trained model and keeps its tokenizer. After an
+interruption, the same command resumes. The model goes to src/ccot_cli/embedded/everyday/, checkpoints and logs to
+build/everyday/. When you go on from a model, first move the checkpoints of its training away.
 
 Dimensions: B batch, T tokens of query and solution, M of them with a loss, D width, V vocabulary.
 """
@@ -45,15 +47,18 @@ THETA_FOLDER = PACKAGED_FOLDERS[EVERYDAY]
 SEED = 0
 BATCH_SIZE = 32
 POOL_BATCHES = 32
-MUON_RATE, ADAM_RATE = 5e-3, 3e-3
+MUON_RATE, ADAM_RATE = 3e-3, 2e-3
+"""Highest learning rates. They fall linearly to zero over all phases."""
 WARM_UP_STEPS = 100
+QUESTION_WEIGHT = 0.3
+"""Weight of a question's token in the loss. Predicting questions teaches their language: θ answers more of them."""
 NUM_TOKENIZER_PROBLEMS = 20_000
 NUM_WORDS = 5_000
 PEOPLE_PROBABILITY = 0.06
 """How often a training problem is one that people wrote."""
 NEW_WORDS_PROBABILITY, REPLACED = 0.15, 0.7
 """How often a generated problem has words that do not exist, and how many of its nouns and names then are such."""
-SUMS_PROBABILITY, NUM_SUMS = 0.15, 10
+SUMS_PROBABILITY, NUM_SUMS = 0.1, 10
 """How often a training example is sums alone, and how many it has."""
 ANNOTATED = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
 """A step of GSM8K's chains."""
@@ -71,19 +76,10 @@ class Phase:
     steps: int
     most_steps: int
     """Most reasoning steps of a problem."""
-    word_weight: float
-    """Weight of a token of the chain without digit and sign. Numbers are learned sooner if it is low; but words decide
-    which sign follows."""
-    decays: bool
-    """Whether the learning rate falls linearly to zero over the phase."""
 
 
-PHASES = (
-    Phase(steps=2_700, most_steps=3, word_weight=0.3, decays=False),
-    Phase(steps=2_500, most_steps=3, word_weight=1.0, decays=False),
-    Phase(steps=6_000, most_steps=5, word_weight=1.0, decays=True),
-)
-"""Short problems and numbers first, which teach arithmetic soonest."""
+PHASES = (Phase(steps=11_000, most_steps=5), Phase(steps=5_500, most_steps=10))
+"""Long problems last: they take longer, and consist of what short ones teach."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -111,6 +107,16 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         model.model.embed_tokens, "weight", DigitSums(tokenizer, config.hidden_size), unsafe=True
     )
     return model
+
+
+@torch.no_grad()
+def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
+    """Give θ the weights of a trained one, which has the same tokenizer."""
+    state = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).model.state_dict()
+    vectors = model.model.embed_tokens.parametrizations.weight
+    vectors[0].digits.zero_()
+    vectors.original.copy_(state.pop("embed_tokens.weight"))
+    model.model.load_state_dict(state, strict=False)
 
 
 def with_plain_vectors(model: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -231,10 +237,6 @@ class Batches:
         self.number = number
         self.people = people
         self._stems = replaceable_stems()
-        tokenizer = encoder.tokenizer
-        signs = {tokenizer.convert_tokens_to_ids(f"Ġ{sign}") for sign in "+-*/"}
-        digits = {token for token in range(len(tokenizer)) if encoder.has_digit(token)}
-        self._weighty = {*digits, *signs, tokenizer.eos_token_id}
         # Skip whole pools, then the batches of the next pool that were used.
         self._step = first_step - first_step % POOL_BATCHES
         self._pool: list[list[Example]] = []
@@ -267,8 +269,8 @@ class Batches:
         chain, answer = split_solution(solution)
         encoded = self.encoder.problem(Problem("", question, chain, answer))
         solution_ids = [*encoded.chain, *self.encoder.answer_marker, *encoded.answer]
-        weights = [1.0 if token in self._weighty else PHASES[self.number].word_weight for token in solution_ids]
-        return [*encoded.query, *solution_ids], [*[0.0] * len(encoded.query), *weights]
+        weights = [*[QUESTION_WEIGHT] * len(encoded.query), *[1.0] * len(solution_ids)]
+        return [*encoded.query, *solution_ids], weights
 
     def _practice(self, rng: random.Random) -> Example:
         ids = self.encoder.query(sums(rng))
@@ -291,7 +293,8 @@ class ThetaTraining(Training):
     """The training of one phase: Muon for the matrices of the layers, AdamW for the other parameters."""
 
     model: LlamaForCausalLM
-    phase: Phase
+    number: int
+    """The phase's, from 0."""
     in_bfloat16: bool
     """Whether matrix products are computed in bfloat16, which is faster on processors that can."""
     step: int = 0
@@ -323,7 +326,8 @@ class ThetaTraining(Training):
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         rise = min(1.0, (self.step + 1) / WARM_UP_STEPS)
-        fall = 1 - self.step / self.phase.steps if self.phase.decays else 1.0
+        done = sum(phase.steps for phase in PHASES[: self.number]) + self.step
+        fall = 1 - done / sum(phase.steps for phase in PHASES)
         for optimiser, rate in zip(self.optimisers, (MUON_RATE, ADAM_RATE), strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = rate * rise * fall
@@ -338,12 +342,11 @@ def train_phase(
     model: LlamaForCausalLM, encoder: Encoder, number: int, people: list[Solved], *, in_bfloat16: bool
 ) -> float:
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
-    phase = PHASES[number]
-    training = ThetaTraining(model, phase, in_bfloat16)
+    training = ThetaTraining(model, number, in_bfloat16)
     if (checkpoint := checkpoint_of(BUILD_FOLDER, number)).exists():
         training.resume(checkpoint)
     batches = Batches(encoder, number, people, first_step=training.step)
-    return run_phase(training, batches, num_steps=phase.steps, folder=BUILD_FOLDER, number=number)
+    return run_phase(training, batches, num_steps=PHASES[number].steps, folder=BUILD_FOLDER, number=number)
 
 
 def main(
@@ -351,14 +354,20 @@ def main(
     bfloat16: Annotated[
         bool, typer.Option(help="Compute matrix products in bfloat16, for processors that are faster at it.")
     ] = False,
+    start: Annotated[
+        Path | None, typer.Option(help="A trained model to go on from, with its tokenizer; without it, a new one.")
+    ] = None,
 ) -> None:
     """Train tokenizer and model, and save them into the package, the model in bfloat16."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     problems = [solved for solved in read_people(people) if not is_held_out(solved)]
     if not (TOKENIZER_FOLDER / "tokenizer.json").exists():
-        make_tokenizer(problems).save_pretrained(TOKENIZER_FOLDER)
+        made = PreTrainedTokenizerFast.from_pretrained(start) if start else make_tokenizer(problems)
+        made.save_pretrained(TOKENIZER_FOLDER)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER_FOLDER)
     model, encoder = make_model(tokenizer), Encoder(tokenizer, Template())
+    if start:
+        load_weights(model, start)
     seconds = sum(train_phase(model, encoder, number, problems, in_bfloat16=bfloat16) for number in range(len(PHASES)))
     tokenizer.save_pretrained(THETA_FOLDER)
     with_plain_vectors(model).bfloat16().save_pretrained(THETA_FOLDER)
