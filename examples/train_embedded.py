@@ -36,7 +36,7 @@ from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import MEDIUM, NOUNS, PEOPLE, WIDE, Limits, generate
 from ccot_cli.files import write_json
-from ccot_cli.models.base.theta import EMBEDDED_FOLDER
+from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.names import TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE

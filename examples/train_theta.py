@@ -36,7 +36,7 @@ from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.files import write_json
-from ccot_cli.models.base.theta import PACKAGED_FOLDERS
+from ccot_cli.models.base.pretrained import PACKAGED_FOLDERS
 from ccot_cli.models.training.optimiser import Muon
 from ccot_cli.names import EVERYDAY
 from ccot_cli.tensors.masks import pad_right

@@ -20,6 +20,8 @@ def test_override_changes_what_it_names_and_nothing_else() -> None:
         ("data.limit", 0, "data.limit: input should be greater than or equal to 1"),
         ("data.limits", 1, "no setting is called data.limits"),
         ("date.limit", 1, "no setting is called date"),
+        ("model.prompt", "Q:", "model.prompt: a prompt must hold {question} once, or be auto"),
+        ("model.system", "Be brief.", "model: system is for prompt: auto; write your system prompt into the prompt"),
     ],
 )
 def test_override_refuses_what_a_file_may_not_say(name: str, value: object, message: str) -> None:

@@ -17,7 +17,7 @@ from ccot_cli.cli.app import run
 from ccot_cli.config import Settings, override
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
-from ccot_cli.models.base.theta import EMBEDDED_FOLDER
+from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.methods.ccot import CcotMethod

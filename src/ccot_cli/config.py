@@ -26,7 +26,7 @@ from pydantic import (
 from ccot_cli.errors import UsageError
 from ccot_cli.names import (
     EMBEDDED,
-    PACKAGED,
+    MODELS,
     Ends,
     EngineName,
     OptimiserName,
@@ -42,6 +42,9 @@ Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda 
 
 SelectingRatio = Annotated[Ratio, AfterValidator(check_between)]
 """Compression ratio between 0 and 1, at which tokens are selected."""
+
+AUTO = "auto"
+"""Value of a setting that follows from the model."""
 
 MOST_STEPS = 20
 
@@ -62,13 +65,13 @@ Steps = Annotated[tuple[int, int], AfterValidator(check_steps)]
 
 
 def check_prompt(prompt: str) -> str:
-    """Return a prompt that has a place for the question.
+    """Return a prompt that has a place for the question, or `auto`.
 
     Raises:
-        ValueError: if it has none, or more than one.
+        ValueError: if it has no place, or more than one.
     """
-    if prompt.count("{question}") != 1:
-        raise ValueError("a prompt must hold {question} once")
+    if prompt != AUTO and prompt.count("{question}") != 1:
+        raise ValueError(f"a prompt must hold {{question}} once, or be {AUTO}")
     return prompt
 
 
@@ -104,9 +107,17 @@ class ModelConfig(Section):
     offload: bool = False
     """Keep layers in main memory, move them to the GPU one by one: for a large θ."""
     prompt: Annotated[str, AfterValidator(check_prompt)] = "{question}\n"
-    """Text around the question."""
+    """Text around the question; `auto`: the tokenizer's chat template."""
+    system: str | None = None
+    """System prompt of the chat template; null: the template's own, if it has one."""
     answer_marker: str = Field(default="\n####", min_length=1)
     """Text that starts the answer [<ANS>]."""
+
+    @model_validator(mode="after")
+    def _system_prompts_need_a_template(self) -> Self:
+        if self.system is not None and self.prompt != AUTO:
+            raise ValueError(f"system is for prompt: {AUTO}; write your system prompt into the prompt")
+        return self
 
 
 class DataConfig(Section):
@@ -344,7 +355,7 @@ def with_absolute_paths(changes: Mapping[str, object], folder: Path) -> dict[str
 
 def _absolute(value: object, folder: Path) -> object:
     # A folder that happens to be called "embedded" does not hide the model or data of that name.
-    if not isinstance(value, str) or value in PACKAGED:
+    if not isinstance(value, str) or value in MODELS:
         return value
     path = folder / Path(value).expanduser()
     return str(path.resolve()) if path.exists() else value
@@ -382,7 +393,8 @@ def refusal(error: ValidationError, *, where: str = "") -> UsageError:
         fix = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(Settings.model_fields)}"
         return UsageError(f"{where}no setting is called {name}", fix=fix)
     reason = first["msg"].removeprefix("Value error, ")
-    return UsageError(f"{where}{name}: {reason[:1].lower()}{reason[1:]} (got {first['input']!r:.80})")
+    got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r:.80})"  # A dict is a whole section.
+    return UsageError(f"{where}{name}: {reason[:1].lower()}{reason[1:]}{got}")
 
 
 def _setting_names() -> list[str]:

@@ -13,6 +13,11 @@ EVERYDAY = "everyday"
 PACKAGED = (EMBEDDED, EVERYDAY)
 """Models in the package, and data sets that are generated without end."""
 
+SMOLLM2 = "smollm2"
+"""Name of SmolLM2-135M-Instruct, a pretrained model that comes as a Python package."""
+MODELS = (*PACKAGED, SMOLLM2)
+"""Models with a short name."""
+
 PRESETS = (EMBEDDED, EVERYDAY, "gsm8k-llama2-7b")
 """Settings to start from: those of the models in the package, and the paper's."""
 
@@ -69,8 +74,8 @@ def ratio_name(ratio: Decimal) -> str:
     return f"r{ratio:.2f}" if ratio == ratio.quantize(Decimal("0.01")) else f"r{ratio:f}"
 
 
-def packaged_name_meant(name: str) -> str:
-    """Return the model or data set of the package that a misspelt name is meant to be; empty if it is none."""
+def model_name_meant(name: str) -> str:
+    """Return the short name of a model that a misspelt name is meant to be; empty if it is none."""
     from difflib import get_close_matches
 
-    return "" if name in PACKAGED else next(iter(get_close_matches(name.lower(), PACKAGED, n=1, cutoff=0.8)), "")
+    return "" if name in MODELS else next(iter(get_close_matches(name.lower(), MODELS, n=1, cutoff=0.8)), "")

@@ -131,3 +131,16 @@ def test_a_model_of_the_hub_is_announced(
     out, err = output(capsys, *arguments, "embeded", code=1 if "doctor" in arguments else 2)
     assert "looking for" not in err
     assert "did you mean embedded?" in out + err
+
+
+@pytest.mark.parametrize("arguments", [["doctor", "--model", "bad.gguf"], ["ask", "-w", "run", "-r1", "Why?"]])
+def test_a_file_that_has_to_be_unpacked_is_announced(
+    here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    (here / "bad.gguf").write_bytes(b"nothing")
+    output(capsys, "init", "run")
+    (here / "run" / "ccot.yaml").write_text("model: {name: ../bad.gguf}\n")
+    out, err = output(capsys, *arguments, code=1 if "doctor" in arguments else 2)
+    assert "bad.gguf holds no model that can be loaded" in out + err
+    assert f"unpacking bad.gguf once, into {here / 'cache' / 'ccot' / 'models' / 'bad-'}" in err

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ccot_cli.data.problems import Problem
-from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.data.prompts import Encoder, Template, chat_prompt
+from ccot_cli.errors import UsageError
 
 PROBLEM = Problem("7", "Mia has 3 pens.", "3 + 4 = 7", "7")
 
@@ -146,3 +147,66 @@ def test_decoding_without_an_end_gives_all_text_as_it_was_written(encoder: Encod
 
 def test_decoding_leaves_control_tokens_out(encoder: Encoder) -> None:
     assert encoder.decode(encoder.query("Mia")) == "Mia\n"
+
+
+CHATML = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe helpful.<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA_2 = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for message in messages %}{% if message.role == 'user' %}<s>[INST] {{ message.content }} [/INST]"
+    "{% else %} {{ message.content }} </s>{% endif %}{% endfor %}"
+)
+DATED = (
+    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
+)
+
+
+def with_template(template: str | None) -> PreTrainedTokenizerFast:
+    tokenizer = byte_tokenizer(bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "expected"),
+    [
+        (CHATML, None, "<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"),
+        (CHATML, "Be brief.", "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"),
+        (LLAMA_2, None, "<s>[INST] {question} [/INST] "),
+    ],
+)
+def test_a_chat_template_becomes_a_prompt(template: str, system: str | None, expected: str) -> None:
+    assert chat_prompt(with_template(template), system).removesuffix("<|im_start|>assistant\n") == expected
+
+
+def test_a_chat_prompt_is_the_same_every_day() -> None:
+    template = DATED + CHATML
+    assert chat_prompt(with_template(template), None).startswith("26 Jul 2024<|im_start|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "message"),
+    [
+        (None, None, "has no chat template"),
+        ("hello", None, "does not hold the question once"),
+        ("{{ messages[0].content }}{{ messages[0].content }}", None, "does not hold the question once"),
+        (LLAMA_2, "Be brief.", "cannot be used: no system role"),
+    ],
+)
+def test_a_chat_template_that_gives_no_prompt_is_refused(
+    template: str | None, system: str | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        chat_prompt(with_template(template), system)
+    assert "model.prompt" in caught.value.fix
+
+
+def test_decoding_stops_at_any_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    pad = tokenizer.pad_token_id
+    encoder = Encoder(tokenizer, Template(), ends=[pad])
+    answer = encoder.problem(PROBLEM).answer
+    assert encoder.ends == {pad, tokenizer.eos_token_id}
+    assert encoder.decode([*answer[:-1], pad, *answer]) == encoder.decode(answer) == " 7"

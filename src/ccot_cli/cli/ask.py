@@ -20,6 +20,7 @@ from ccot_cli.cli.options import (
     EngineOption,
     ThreadsOption,
     WorkspaceOption,
+    announce_unpacking,
     read_ratio,
     resolve_anywhere,
 )
@@ -97,6 +98,7 @@ def ask(
     workspace, settings, _ = resolve_anywhere(
         folder, {"model.device": device, "model.threads": threads, "decoding.engine": engine}
     )
+    announce_unpacking(settings.model.name)
     with loading(workspace.name if workspace else settings.model.name):
         from ccot_cli.stages.ask import Asker
         from ccot_cli.stages.methods import CCOT, USUAL_RATIO

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from ccot_cli.cli.console import print_json, print_table
-from ccot_cli.cli.options import FormatOption, ModelOption, announce_download, find_workspace_if_any
+from ccot_cli.cli.options import FormatOption, ModelOption, announce_model, find_workspace_if_any
 from ccot_cli.errors import CcotError
 from ccot_cli.files import free_bytes, human_bytes
 
@@ -115,8 +115,8 @@ def _workspace() -> Finding:
 def _model(name: str) -> list[Finding]:
     from ccot_cli.models.base.theta import diagnose
 
-    announce_download(name)
     try:
+        announce_model(name)
         return [Finding("model", line) for line in diagnose(name)]
     except CcotError as error:
         return [Finding("model", "; ".join(filter(None, (error.message, error.fix))), is_fine=False)]

@@ -20,6 +20,7 @@ from ccot_cli.cli.options import (
     ThreadsOption,
     TrainedRatioOption,
     WorkspaceOption,
+    announce_unpacking,
     resolve_anywhere,
 )
 from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
@@ -92,6 +93,7 @@ def evaluate(
         "eval.seed": seed,
     }
     workspace, settings, overrides = resolve_anywhere(folder, changes)
+    announce_unpacking(settings.model.name)
     if plot:
         check_plot(plot)
     from ccot_cli.stages.evaluate import run

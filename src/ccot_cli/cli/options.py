@@ -11,7 +11,7 @@ import typer
 
 from ccot_cli.cli.console import print_note
 from ccot_cli.errors import UsageError
-from ccot_cli.names import ENVIRONMENT_VARIABLE, PACKAGED, EngineName, check_between, packaged_name_meant, parse_ratio
+from ccot_cli.names import ENVIRONMENT_VARIABLE, MODELS, EngineName, check_between, model_name_meant, parse_ratio
 
 if TYPE_CHECKING:
     from ccot_cli.config import Settings
@@ -51,7 +51,8 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="Base model (θ in the paper): 'embedded', 'everyday', a folder, or a Hugging Face name.",
+        help="Base model (θ in the paper): 'embedded', 'everyday', 'smollm2', a folder, a .gguf file,"
+        " or a Hugging Face name.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -196,10 +197,22 @@ def _changed_settings(
     return override(workspace.settings if workspace else Settings(), given), tuple(given)
 
 
-def announce_download(model: str) -> None:
-    """Say that a model is looked for on the hub, which takes a while; nothing for other models."""
-    is_local = model in PACKAGED or model.startswith((".", "/", "~")) or Path(model).exists()
-    if not is_local and not packaged_name_meant(model):
+def announce_unpacking(model: str) -> bool:
+    """Say that a GGUF file will be unpacked, if it was not yet; return whether the model is such a file."""
+    from ccot_cli.models.base.gguf import gguf_file, unpacked_folder
+
+    file = gguf_file(model)
+    if file and not (folder := unpacked_folder(file)).exists():
+        print_note(f"unpacking {file.name} once, into {folder} …")
+    return file is not None
+
+
+def announce_model(model: str) -> None:
+    """Say that a model is looked for on the hub or unpacked, which takes a while; nothing for other models."""
+    if announce_unpacking(model):
+        return
+    is_local = model in MODELS or model.startswith((".", "/", "~")) or Path(model).exists()
+    if not is_local and not model_name_meant(model):
         print_note(f"looking for model {model} on the Hugging Face hub …")
 
 

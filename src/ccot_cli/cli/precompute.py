@@ -17,7 +17,7 @@ from ccot_cli.cli.options import (
     StepsOption,
     ThreadsOption,
     WorkspaceOption,
-    announce_download,
+    announce_model,
     resolve,
 )
 from ccot_cli.files import free_bytes, human_bytes
@@ -70,7 +70,7 @@ def precompute(
     from ccot_cli.stages.precompute import run
 
     progress = TerminalProgress()
-    announce_download(settings.model.name)
+    announce_model(settings.model.name)
     result = run(workspace, settings, overrides=overrides, dry_run=dry_run, force=force, progress=progress)
     if result.was_ready:
         progress.say("ready already; nothing to do")

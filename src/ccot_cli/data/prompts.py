@@ -2,15 +2,18 @@
 
     [ query ][ chain ][ <ANS> ][ answer, end of sequence ]
 
-Each segment is tokenized separately, so that a query has the same ids whatever follows it.
+A segment has the ids that it has in the joined text. A token never spans two segments, so that a query has the same ids
+whatever follows it: where the tokenizer would join the end of one segment and the start of the next, the text is cut.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import takewhile
 from typing import Any
 
 from ccot_cli.data.problems import Problem
+from ccot_cli.errors import UsageError
 
 QUESTION_FIELD = "{question}"
 
@@ -40,41 +43,111 @@ class Template:
             raise ValueError("the answer marker is empty, so nothing would separate the answer from the chain")
 
 
+def chat_prompt(tokenizer: Any, system: str | None) -> str:
+    """Render a tokenizer's chat template as a prompt, with a place for the question.
+
+    Args:
+        system: The system prompt; None: the template's own, if it has one.
+
+    Raises:
+        UsageError: if there is no template, or it has no place for a system prompt or a question.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise UsageError(
+            "model.prompt is auto, but the tokenizer has no chat template",
+            fix='set model.prompt, such as "{question}\\n"',
+        )
+    messages = [{"role": "user", "content": QUESTION_FIELD}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    # Some templates tell today's date; a prompt must be the same every day.
+    render = partial(tokenizer.apply_chat_template, tokenize=False, date_string="26 Jul 2024")
+    try:
+        prompt: str = render(messages, add_generation_prompt=True)
+        replied: str = render([*messages, {"role": "assistant", "content": "1"}])
+    except Exception as error:  # Templates raise errors of their own.
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(
+            f"the tokenizer's chat template cannot be used: {first_line}", fix="set model.prompt"
+        ) from error
+    if prompt.count(QUESTION_FIELD) != 1:
+        raise UsageError("the tokenizer's chat template does not hold the question once", fix="set model.prompt")
+    if replied.startswith(f"{prompt} 1"):
+        prompt += " "  # The template puts a space before the reply.
+    return prompt
+
+
 class Encoder:
     """Turns problems into token ids, with a tokenizer and a template.
+
+    Args:
+        ends: Further ids that end a text when the model writes them, beside the tokenizer's end of sequence.
 
     Raises:
         ValueError: if the tokenizer has no end-of-sequence token.
     """
 
-    def __init__(self, tokenizer: Any, template: Template) -> None:
+    def __init__(self, tokenizer: Any, template: Template, *, ends: Iterable[int] = ()) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no end-of-sequence token, so no answer could end")
         self.tokenizer = tokenizer
         self.template = template
-        self.answer_marker = self._ids([template.answer_marker])[0]
+        self.ends = frozenset({tokenizer.eos_token_id, *ends})
+        """Ids that end a text."""
+        # A space at the end of a prompt is part of the next word's token, so it goes to the chain.
+        prompt = template.prompt.rstrip(" ")
+        self._opening = template.prompt[len(prompt) :]
+        self._before, self._after = prompt.split(QUESTION_FIELD)
+        self._control_ids = {
+            *tokenizer.all_special_ids,
+            *(token for token, added in tokenizer.added_tokens_decoder.items() if added.special),
+        }
+        self.answer_marker = self._following("1", [template.answer_marker])[0]
         """Token ids of <ANS>, never empty."""
-        # Chat markup in the template becomes control tokens; chat markup in a question must not (see `_ids`).
-        parts = (tokenizer(text, add_special_tokens=False).input_ids for text in template.prompt.split(QUESTION_FIELD))
-        self._before, self._after = parts
         self._has_digit: dict[int, bool] = {}
-        start = tokenizer.bos_token_id
-        if start is not None and self._before[:1] != [start]:
-            self._before = [start, *self._before]
+
+    def _plain(self, text: str) -> list[int]:
+        """Return the ids of a text whose control tokens are plain text, as chat markup in a question is."""
+        # Some tokenizers put a space before a text, but not into one.
+        start, ids, alone = self.tokenizer(
+            ["\n", f"\n{text}", text], add_special_tokens=False, split_special_tokens=True
+        ).input_ids
+        return list(ids[len(start) :] if ids[: len(start)] == start else alone)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        # split_special_tokens: chat markup in a question is plain text, never a control token.
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True).input_ids
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False).input_ids if texts else []
         return ids
+
+    def _joined(self, before: str, texts: Sequence[str], after: str = "") -> list[list[int]]:
+        """Return the ids of texts between two others, which alone may hold control tokens."""
+        start, end = self._ids([before, after])
+        controls = [token for token in [*start, *end] if token in self._control_ids]
+        joined = self._ids([f"{before}{text}{after}" for text in texts])
+        return [
+            ids
+            if [token for token in ids if token in self._control_ids] == controls
+            else [*start, *self._plain(text), *end]
+            for ids, text in zip(joined, texts, strict=True)
+        ]
+
+    def _following(self, before: str, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts that stand behind another."""
+        start = self._ids([before])[0]
+        return [
+            ids[len(start) :] if ids[: len(start)] == start else self._plain(text)
+            for ids, text in zip(self._joined(before, texts), texts, strict=True)
+        ]
 
     def query(self, question: str) -> list[int]:
         """Return the token ids of a question in its prompt."""
         return self._queries([question])[0]
 
     def _queries(self, questions: list[str]) -> list[list[int]]:
-        return [[*self._before, *ids, *self._after] for ids in self._ids(questions)]
+        start = self.tokenizer.bos_token_id
+        return [
+            ids if start is None or ids[:1] == [start] else [start, *ids]
+            for ids in self._joined(self._before, questions, self._after)
+        ]
 
     def problem(self, problem: Problem) -> EncodedProblem:
         """Return the token ids of one problem."""
@@ -83,8 +156,8 @@ class Encoder:
     def problems(self, problems: Sequence[Problem]) -> list[EncodedProblem]:
         """Return the token ids of many problems, much faster than one by one."""
         queries = self._queries([each.question for each in problems])
-        chains = self._ids([each.chain for each in problems])
-        answers = self._ids([f" {each.answer}" for each in problems])
+        chains = self._following(self._after or ".", [f"{self._opening}{each.chain}" for each in problems])
+        answers = self._following(self.template.answer_marker, [f" {each.answer}" for each in problems])
         return [
             EncodedProblem(id=each.id, query=query, chain=chain, answer=[*answer, self.tokenizer.eos_token_id])
             for each, query, chain, answer in zip(problems, queries, chains, answers, strict=True)
@@ -113,7 +186,6 @@ class Encoder:
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids, up to the end of sequence."""
-        end = self.tokenizer.eos_token_id
-        shown = ids[: ids.index(end)] if end in ids else ids
+        shown = list(takewhile(lambda token: token not in self.ends, ids))
         text: str = self.tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -8,7 +8,7 @@ from decimal import Decimal
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
 from ccot_cli.errors import UsageError
-from ccot_cli.models.base.theta import EMBEDDED_FOLDER
+from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
 from ccot_cli.stages.methods import CCOT, find_methods, needs_theta_alone
 from ccot_cli.workspace.workspace import Workspace

@@ -11,7 +11,8 @@ from ccot_cli.config import DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
-from ccot_cli.models.base.theta import EMBEDDED_FOLDER, Theta, load_theta
+from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.loading import METHODS, fixed_ratio, load_method
 from ccot_cli.models.methods.method import Method, MethodInfo

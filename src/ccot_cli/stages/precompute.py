@@ -82,7 +82,8 @@ def run(
         _write_states(build, theta, settings, encoded, plan, progress)
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
         result = replace(plan, num_shards=num_shards, seconds=seconds)
-        build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens)
+        prompt = theta.encoder.template.prompt
+        build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens, prompt=prompt)
     return result
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import save_tiny
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.errors import ResourceError, UsageError
@@ -27,7 +27,7 @@ def test_a_model_that_cannot_be_had_says_how(monkeypatch: pytest.MonkeyPatch, sa
     def refuse(*given: object, **options: object) -> None:
         raise OSError(said)
 
-    monkeypatch.setattr(theta.AutoTokenizer, "from_pretrained", refuse)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuse)
     with pytest.raises(ResourceError) as caught:
         load_theta(ModelConfig(name="some/model"))
     assert fix in caught.value.fix
@@ -38,7 +38,7 @@ def test_a_model_that_does_not_fit_the_device_says_what_it_needs(monkeypatch: py
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(nn.Module, "to", full)
-    monkeypatch.setattr(theta.PreTrainedModel, "to", full)
+    monkeypatch.setattr(PreTrainedModel, "to", full)
     with pytest.raises(ResourceError, match=r"embedded needs 0\.0 GB, more than is free on cpu"):
         load_theta(ModelConfig())
 
@@ -88,7 +88,7 @@ def test_a_typing_error_is_told_before_anything_is_asked(monkeypatch: pytest.Mon
     def refuse(*given: object, **options: object) -> None:
         raise AssertionError("this would ask the hub")
 
-    monkeypatch.setattr(theta.AutoTokenizer, "from_pretrained", refuse)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuse)
     with pytest.raises(UsageError, match=f"there is no model '{name}'") as caught:
         load_theta(ModelConfig(name=name))
     assert caught.value.fix == "did you mean embedded?"
@@ -101,3 +101,19 @@ def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.Monke
     with pytest.raises(ResourceError, match="is not on this machine and cannot be downloaded"):
         load_theta(ModelConfig(name="some/model"))
     assert slept == []
+
+
+def test_a_chat_model_brings_its_prompt_and_its_ends(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    save_tiny("llama", tokenizer, tmp_path)
+    chat = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    chat.chat_template = "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}<pad>{% endfor %}"
+    chat.save_pretrained(tmp_path)
+    GenerationConfig(eos_token_id=[chat.eos_token_id, chat.pad_token_id]).save_pretrained(tmp_path)
+    plain, own = (load_theta(ModelConfig(name=str(tmp_path), prompt=prompt)) for prompt in ("{question}", "auto"))
+    assert own.encoder.template.prompt == "<s>user: {question}<pad>"
+    assert own.encoder.query("Why?") == [*chat("<s>user: Why?<pad>").input_ids]
+    assert plain.encoder.ends == own.encoder.ends == {chat.eos_token_id, chat.pad_token_id}
+    assert plain.fingerprint() != own.fingerprint()
+    told = theta.diagnose(str(tmp_path))
+    assert "a text ends with </s>, <pad>" in told
+    assert "model.prompt: auto is '<s>user: {question}<pad>'" in told

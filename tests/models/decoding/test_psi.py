@@ -146,3 +146,16 @@ def test_without_contemplation_an_untrained_psi_answers_as_generate_does(theta: 
         sequence, _ = encode_query(adapters, [query], layer=LAYER)
         found = decode(adapters, sequence, [marker], max_tokens=8)
         assert found.ids == [[token for token in expected if token != theta.eos_id]]
+
+
+@torch.no_grad()
+def test_a_row_ends_at_any_end(theta: Theta, adapters: Adapters) -> None:
+    start = [theta.encoder.answer_marker] * 3
+    _, sequence = roll(adapters, QUERIES, COUNTS)
+    plain = decode(adapters, sequence, start, max_tokens=6)
+    end = plain.ids[0][2]
+    theta.encoder.ends |= {end}
+    _, sequence = roll(adapters, QUERIES, COUNTS)
+    found = decode(adapters, sequence, start, max_tokens=6)
+    assert found.ids == [row[: row.index(end)] if end in row else row for row in plain.ids]
+    assert not found.is_capped[0]

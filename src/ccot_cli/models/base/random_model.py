@@ -8,7 +8,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.blocks import Blocks
-from ccot_cli.models.base.theta import EMBEDDED_FOLDER, Theta
+from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from ccot_cli.models.base.theta import Theta
 
 NAMED_SHAPES = {"llama2-7b": (32, 4096, 11008, 32, 32000)}
 """Layers, width, width of the feed-forward part, heads, vocabulary."""

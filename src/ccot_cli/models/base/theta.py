@@ -6,28 +6,19 @@ never with remote code.
 
 import hashlib
 import json
-import logging
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ccot_cli.config import ModelConfig
-from ccot_cli.data.prompts import Encoder, Template
-from ccot_cli.errors import CcotError, ResourceError, UsageError
+from ccot_cli.config import AUTO, ModelConfig
+from ccot_cli.data.prompts import Encoder, Template, chat_prompt
+from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.models.base.blocks import Blocks
-from ccot_cli.models.base.hub import hub_answers
 from ccot_cli.models.base.memory import is_out_of_memory
+from ccot_cli.models.base.pretrained import load_pretrained
 from ccot_cli.models.base.threads import use_threads
-from ccot_cli.names import EMBEDDED, EVERYDAY, packaged_name_meant
 
-EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
-PACKAGED_FOLDERS = {EMBEDDED: EMBEDDED_FOLDER, EVERYDAY: EMBEDDED_FOLDER / "everyday"}
-"""Models in the package."""
 RESERVED_POSITIONS = 256
 """Positions left after a query for contemplation tokens, or a chain, and the answer."""
 _FINGERPRINTED = (
@@ -96,7 +87,7 @@ class Theta:
 
     @property
     def eos_id(self) -> int:
-        """The token id that ends an answer."""
+        """The token id that ends every answer in training."""
         eos: int = self.encoder.tokenizer.eos_token_id
         return eos
 
@@ -162,7 +153,7 @@ def load_theta(config: ModelConfig) -> Theta:
     device = resolve_device(config.device)
     if device.type == "cpu":
         use_threads(config.threads)
-    tokenizer, model = _load_pretrained(config, device)
+    tokenizer, model = load_pretrained(config, device)
     blocks = Blocks(model.requires_grad_(False).eval())
     try:
         blocks.to(device, offload=config.offload and _has_memory_of_its_own(device))
@@ -175,62 +166,19 @@ def load_theta(config: ModelConfig) -> Theta:
             fix="--device cpu, or model.dtype: bfloat16 or model.offload: true in ccot.yaml",
         ) from None
     blocks.verify()
-    encoder = Encoder(tokenizer, Template(config.prompt, config.answer_marker))
+    prompt = chat_prompt(tokenizer, config.system) if config.prompt == AUTO else config.prompt
+    encoder = Encoder(tokenizer, Template(prompt, config.answer_marker), ends=_ends(model))
     return Theta(name=config.name, model=model, encoder=encoder, blocks=blocks)
-
-
-def _load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, PreTrainedModel]:
-    """Load tokenizer and model into main memory, in the precision that suits the device."""
-    source: str | Path = PACKAGED_FOLDERS.get(config.name, config.name)
-    options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision}
-    if isinstance(source, Path) or Path(source).exists():
-        options["local_files_only"] = True
-    elif meant := packaged_name_meant(source):
-        raise UsageError(f"there is no model {source!r}", fix=f"did you mean {meant}?")
-    else:
-        options["local_files_only"] = not hub_answers()  # Then only what was downloaded before is looked for.
-    dtype: Any = config.dtype
-    if dtype == "auto":
-        dtype = torch.float32 if device.type == "cpu" else "auto"
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would report every attempt
-    transformers.logging.disable_progress_bar()  # it would draw on stderr while only an answer is asked for
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        load = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **options)
-        model: PreTrainedModel = load(dtype=dtype)
-        if config.dtype == "auto" and model.dtype == torch.float16:
-            # Gradients of states would be too small for float16. Loaded again rather than cast, because a cast would
-            # round the frequencies of the positions too.
-            model = load(dtype=torch.bfloat16)
-    except (OSError, ValueError) as error:
-        raise _explain(config.name, error) from error
-    return tokenizer, model
 
 
 def _has_memory_of_its_own(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _explain(name: str, error: Exception) -> CcotError:
-    """Turn an error of transformers into one that says what to do."""
-    text = str(error)
-    first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    if Path(name).expanduser().exists():
-        fix = "name a folder with config.json, model.safetensors and a tokenizer, as save_pretrained writes them"
-        return UsageError(f"{name} holds no model that can be loaded: {first_line}", fix=fix)
-    if name.startswith((".", "/", "~")):
-        return UsageError(f"there is no folder {name}", fix=f"check the path; a relative one starts at {Path.cwd()}")
-    if any(word in text.lower() for word in ("gated", "401 client error", "403 client error")):
-        return ResourceError(
-            f"you have no access to model {name!r}: {first_line}",
-            fix=f"request it on https://huggingface.co/{name}, then: hf auth login",
-        )
-    if "offline" in text.lower() or "connect" in text.lower() or "couldn't" in text.lower():
-        return ResourceError(
-            f"model {name!r} is not on this machine and cannot be downloaded: {first_line}",
-            fix=f"on a machine with a network: hf download {name} --local-dir DIR; then give DIR as the model",
-        )
-    return UsageError(f"model {name!r} cannot be loaded: {first_line}", fix="ccot doctor --model " + name)
+def _ends(model: PreTrainedModel) -> list[int]:
+    """Return the ids with which the model ends a text, if it names any: a chat model may have several."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    return [ends] if isinstance(ends, int) else list(ends or ())
 
 
 def diagnose(name: str) -> list[str]:
@@ -246,4 +194,15 @@ def diagnose(name: str) -> list[str]:
         f"{type(theta.model).__name__}, {num_parameters / 1e6:,.1f} M parameters, {theta.dtype}".replace("torch.", ""),
         f"{theta.num_layers} layers, width {config.hidden_size}, vocabulary {config.vocab_size:,}",
         "run layer by layer, it equals its own forward pass up to rounding",
+        *_describe_prompt(theta.encoder),
     ]
+
+
+def _describe_prompt(encoder: Encoder) -> list[str]:
+    tokenizer = encoder.tokenizer
+    ends = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(encoder.ends))))
+    try:
+        prompt = f"model.prompt: auto is {chat_prompt(tokenizer, None)!r}"
+    except UsageError as error:
+        prompt = error.message.replace("model.prompt is auto, but ", "no model.prompt: auto: ")
+    return [f"a text ends with {ends}", prompt]

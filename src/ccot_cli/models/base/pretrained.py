@@ -1,0 +1,81 @@
+"""Load a model and its tokenizer by the name that the user gave, always from safetensors and never with remote code.
+
+Some names are short: those of the models in the package, and `smollm2`. A file in GGUF format is unpacked first. Any
+other name is a folder, or a model on the Hugging Face hub.
+"""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ccot_cli.config import ModelConfig
+from ccot_cli.errors import CcotError, ResourceError, UsageError
+from ccot_cli.models.base.gguf import SUFFIX, gguf_file, unpack
+from ccot_cli.models.base.hub import hub_answers
+from ccot_cli.names import EMBEDDED, EVERYDAY, model_name_meant
+
+EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
+PACKAGED_FOLDERS = {EMBEDDED: EMBEDDED_FOLDER, EVERYDAY: EMBEDDED_FOLDER / "everyday"}
+"""Models in the package."""
+
+
+def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, PreTrainedModel]:
+    """Load tokenizer and model into main memory, in the precision that suits the device.
+
+    Raises:
+        UsageError: if the name is not a model's.
+        ResourceError: if files cannot be fetched.
+    """
+    file = gguf_file(config.name)
+    source: str | Path = PACKAGED_FOLDERS.get(config.name, config.name)
+    options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision, "local_files_only": True}
+    if file is None and isinstance(source, str) and not Path(source).exists():
+        if meant := model_name_meant(source):
+            raise UsageError(f"there is no model {source!r}", fix=f"did you mean {meant}?")
+        options["local_files_only"] = not hub_answers()  # Then only what was downloaded before is looked for.
+    dtype: Any = config.dtype
+    if dtype == "auto":
+        dtype = torch.float32 if device.type == "cpu" else "auto"
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would report every attempt
+    transformers.logging.disable_progress_bar()  # it would draw on stderr while only an answer is asked for
+    try:
+        source = unpack(file) if file else source
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        load = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **options)
+        model: PreTrainedModel = load(dtype=dtype)
+        if config.dtype == "auto" and model.dtype == torch.float16:
+            # Gradients of states would be too small for float16. Loaded again rather than cast, because a cast would
+            # round the frequencies of the positions too.
+            model = load(dtype=torch.bfloat16)
+    except (OSError, ValueError) as error:
+        raise _explain(config.name, error) from error
+    return tokenizer, model
+
+
+def _explain(name: str, error: Exception) -> CcotError:
+    """Turn an error of transformers into one that says what to do."""
+    text = str(error)
+    first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if Path(name).expanduser().exists():
+        fix = "name a folder with config.json, model.safetensors and a tokenizer, as save_pretrained writes them"
+        if Path(name).suffix == SUFFIX:
+            fix = "download the file again, or another one of a family that transformers reads from GGUF"
+        return UsageError(f"{name} holds no model that can be loaded: {first_line}", fix=fix)
+    if name.startswith((".", "/", "~")):
+        return UsageError(f"there is no folder {name}", fix=f"check the path; a relative one starts at {Path.cwd()}")
+    if any(word in text.lower() for word in ("gated", "401 client error", "403 client error")):
+        return ResourceError(
+            f"you have no access to model {name!r}: {first_line}",
+            fix=f"request it on https://huggingface.co/{name}, then: hf auth login",
+        )
+    if "offline" in text.lower() or "connect" in text.lower() or "couldn't" in text.lower():
+        return ResourceError(
+            f"model {name!r} is not on this machine and cannot be downloaded: {first_line}",
+            fix=f"on a machine with a network: hf download {name} --local-dir DIR; then give DIR as the model",
+        )
+    return UsageError(f"model {name!r} cannot be loaded: {first_line}", fix="ccot doctor --model " + name)
