@@ -27,6 +27,7 @@ from ccot_cli.errors import UsageError
 from ccot_cli.names import (
     EMBEDDED,
     MODELS,
+    ChainName,
     Ends,
     EngineName,
     OptimiserName,
@@ -141,6 +142,8 @@ class DataConfig(Section):
     """Column of the chain alone, instead of solution_column; needs answer_column."""
     answer_column: str | None = None
     """Column of the answer alone; needs chain_column."""
+    chain: ChainName = "written"
+    """`equations`: GSM8K's annotated equations alone, where a chain has some."""
     limit: int | None = Field(default=4000, ge=1)
     """Most training problems."""
     validation_limit: int = Field(default=200, ge=1)

@@ -36,6 +36,7 @@ Ends = Literal["exact", "late"]
 SelectorName = Literal["predictive", "learned", "even", "random", "last"]
 """Which chain tokens are selected: those that announce what is new, those that a trained scorer chooses, evenly spaced
 ones, random ones, or the last ones."""
+ChainName = Literal["written", "equations"]
 PromptingName = Literal["zero-shot", "few-shot"]
 OptimiserName = Literal["adamw", "muon"]
 EngineName = Literal["fast", "reference"]

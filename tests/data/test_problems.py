@@ -13,7 +13,7 @@ import pytest
 from conftest import GSM8K
 
 from ccot_cli.config import DataConfig
-from ccot_cli.data.problems import Problem, load_test, load_training, split_solution, strip_annotations
+from ccot_cli.data.problems import Problem, load_test, load_training, read_chain, split_solution
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 
 Rows = list[dict[str, Any]]
@@ -57,8 +57,27 @@ def by_id(problems: Iterable[Problem]) -> dict[str, Problem]:
 
 
 def test_annotations_are_stripped() -> None:
-    assert strip_annotations("48/2 = <<48/2=24>>24 clips, <<a>>b") == "48/2 = 24 clips, b"
-    assert strip_annotations("2 < 3 << 4") == "2 < 3 << 4"
+    assert read_chain("48/2 = <<48/2=24>>24 clips, <<a>>b") == "48/2 = 24 clips, b"
+    assert read_chain("2 < 3 << 4") == "2 < 3 << 4"
+
+
+def test_a_chain_of_equations_has_the_annotations_alone() -> None:
+    text = "He ate 48/2 = <<48/2=24>>24 and 2*3=<<2*3=6>>6.\nSo <<24+6=30>>30."
+    assert read_chain(text, "equations") == "48/2=24\n2*3=6\n24+6=30"
+    assert read_chain("Let x be 2 + 1 = 3.", "equations") == "Let x be 2 + 1 = 3."
+
+
+@pytest.mark.parametrize("columns", [{}, {"chain_column": "chain", "answer_column": "result"}])
+def test_files_may_be_read_as_equations(tmp_path: Path, columns: dict[str, str]) -> None:
+    rows = [{"question": f"q{n}", "answer": f"It is {n}+1=<<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}"} for n in range(20)]
+    for row in rows:
+        row["chain"], row["result"] = row["answer"].split("\n#### ")
+    source = write_jsonl(tmp_path / "a.jsonl", rows)
+    config = DataConfig(source=source, test_source=source, chain="equations", **columns)
+    expected = [f"{n}+1={n + 1}" for n in range(20)]
+    assert [problem.chain for problem in load_test(config, limit=None, seed=0)] == expected
+    assert {problem.chain for problem in load_training(config).train} < set(expected)
+    assert {problem.num_steps for problem in load_training(config).train} == {1}
 
 
 def test_a_solution_is_split_at_its_last_marker() -> None:

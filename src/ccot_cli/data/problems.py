@@ -14,10 +14,10 @@ from ccot_cli.data import everyday, word_problems
 from ccot_cli.data.rows import DataRow, names_file, read_rows
 from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.errors import UsageError
-from ccot_cli.names import EMBEDDED, EVERYDAY, PACKAGED
+from ccot_cli.names import EMBEDDED, EVERYDAY, PACKAGED, ChainName
 
 ANSWER_LINE = "####"
-ANNOTATION = re.compile(r"<<[^<>]*>>")
+ANNOTATION = re.compile(r"<<([^<>]*)>>")
 
 Split = everyday.EverydaySplit
 """`unseen` is a second test split, of `everyday` alone."""
@@ -211,9 +211,9 @@ def _parse(config: DataConfig, number: int, row: DataRow) -> Problem:
         raise row
     question = _text(row, config.question_column)
     if config.chain_column is None or config.answer_column is None:
-        chain, answer = split_solution(_text(row, config.solution_column))
+        chain, answer = split_solution(_text(row, config.solution_column), config.chain)
     else:
-        chain, answer = strip_annotations(_text(row, config.chain_column)), _text(row, config.answer_column)
+        chain, answer = read_chain(_text(row, config.chain_column), config.chain), _text(row, config.answer_column)
     name = str(number) if row.get("id") in (None, "") else _text(row, "id")
     return Problem(name, question, chain, answer)
 
@@ -244,13 +244,19 @@ def _first_three(bad: list[str]) -> str:
     return "; ".join(bad[:3] + ["…"] * (len(bad) > 3))
 
 
-def strip_annotations(text: str) -> str:
-    """Remove GSM8K's calculator annotations, `<<48/2=24>>` (paper, section 5.1)."""
-    return ANNOTATION.sub("", text)
+def read_chain(text: str, kind: ChainName = "written") -> str:
+    """Read a chain with GSM8K's calculator annotations, `<<48/2=24>>`.
+
+    Args:
+        kind: `written`: without the annotations (paper, section 5.1). `equations`: the annotations alone, each on a
+            line; the written chain if there is none.
+    """
+    equations = ANNOTATION.findall(text) if kind == "equations" else []
+    return "\n".join(equations) or ANNOTATION.sub("", text)
 
 
-def split_solution(solution: str) -> tuple[str, str]:
-    """Split a GSM8K solution into its chain, without annotations, and its answer.
+def split_solution(solution: str, kind: ChainName = "written") -> tuple[str, str]:
+    """Split a GSM8K solution into its chain, as `read_chain` reads it, and its answer.
 
     Raises:
         ValueError: if there is no `#### answer` line, or no chain before it.
@@ -258,7 +264,7 @@ def split_solution(solution: str) -> tuple[str, str]:
     chain, marker, answer = solution.rpartition(ANSWER_LINE)
     if not marker:
         raise ValueError(f"it has no '{ANSWER_LINE}' line")
-    chain, answer = strip_annotations(chain).strip(), answer.strip()
+    chain, answer = read_chain(chain, kind).strip(), answer.strip()
     if not chain or not answer:
         raise ValueError(f"there is nothing {'before' if not chain else 'after'} '{ANSWER_LINE}'")
     return chain, answer
