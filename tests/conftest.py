@@ -11,12 +11,23 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PhiConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
+    StableLmConfig,
 )
 
 from ccot_cli.data.problems import Problem, split_solution
@@ -28,6 +39,38 @@ from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.theta import Theta
 
 FAMILIES = ("llama", "qwen3", "mistral", "gpt2")
+"""Families that most tests run on: they differ in all that matters to the method."""
+OTHER_FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
+    "llama3": (
+        LlamaConfig,
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "smollm": (LlamaConfig, {"tie_word_embeddings": True}),
+    "smollm3": (SmolLM3Config, {}),
+    "qwen2": (Qwen2Config, {}),
+    "gemma": (GemmaConfig, {}),
+    "gemma2": (Gemma2Config, {"sliding_window": 6, "query_pre_attn_scalar": 8}),
+    "gemma3": (Gemma3TextConfig, {"sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8}),
+    "phi": (PhiConfig, {}),
+    "phi3": (Phi3Config, {}),
+    "olmo2": (Olmo2Config, {}),
+    "granite": (
+        GraniteConfig,
+        {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.1},
+    ),
+    "stablelm": (StableLmConfig, {}),
+    "gpt_neox": (GPTNeoXConfig, {"num_key_value_heads": None}),
+}
+"""Further families that go through all stages."""
 SHARED = Path(__file__).parent.parent.parent / "shared"
 GSM8K = Path(os.environ.get("CCOT_GSM8K", SHARED / "data" / "gsm8k" / "train.jsonl"))
 """Real problems, if they are at hand."""
@@ -52,7 +95,13 @@ def tiny_config(family: str, vocab_size: int) -> PretrainedConfig:
         "num_key_value_heads": 2,
         "head_dim": 8,
         "max_position_embeddings": 512,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
     }
+    if family in OTHER_FAMILIES:
+        kind, special = OTHER_FAMILIES[family]
+        return kind(**{**sizes, **special})
     if family == "mistral":
         return MistralConfig(**sizes, sliding_window=6)
     return {"llama": LlamaConfig, "qwen3": Qwen3Config}[family](**sizes)

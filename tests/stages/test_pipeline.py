@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from accelerator import mock_device
-from conftest import GSM8K
+from conftest import GSM8K, OTHER_FAMILIES
 
 from ccot_cli.config import ModelConfig, override
 from ccot_cli.errors import MissingError, UsageError
@@ -23,7 +23,9 @@ from ccot_cli.stages.methods import find_methods
 from stages.runs import RATIO, MakeRun, Run, Stopping, Told
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_FAMILIES)]
+)
 def test_the_whole_pipeline_ends_in_a_table_and_an_answer(make_run: MakeRun, family: str) -> None:
     run = make_run(family=family)
     assert run.precompute().num_train == 20

@@ -10,12 +10,10 @@ from transformers import (
     BloomConfig,
     DeepseekV3Config,
     DynamicCache,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPTBigCodeConfig,
-    GPTNeoXConfig,
+    FalconConfig,
+    MambaConfig,
     MistralConfig,
-    OlmoConfig,
+    OPTConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -199,10 +197,9 @@ def test_families_with_sliding_windows_equal_their_own_forward_pass(config: Pret
 @pytest.mark.parametrize(
     "config",
     [
-        Gemma2Config(**SIZES),
-        Gemma3TextConfig(**SIZES),
-        GPTNeoXConfig(**SIZES),
-        GPTBigCodeConfig(vocab_size=100, n_embd=32, n_layer=2, n_head=4),
+        FalconConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+        OPTConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48),
+        MambaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2),
         BloomConfig(vocab_size=100, hidden_size=32, n_layer=2, n_head=4),
         DeepseekV3Config(
             vocab_size=100,
@@ -224,15 +221,6 @@ def test_families_with_sliding_windows_equal_their_own_forward_pass(config: Pret
 def test_families_that_work_otherwise_or_keep_another_cache_are_refused(config: PretrainedConfig) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(UsageError, match=r"layer by layer|does not know"):
+    with pytest.raises(UsageError, match=rf"{type(model).__name__} .*(layer by layer|does not know)") as caught:
         Blocks(model).verify()
-
-
-@pytest.mark.parametrize(
-    "config",
-    [MistralConfig(**SIZES, sliding_window=4), Qwen2Config(**SIZES), OlmoConfig(**SIZES)],
-    ids=lambda config: config.model_type,
-)
-def test_families_that_keep_the_cache_are_taken(config: PretrainedConfig) -> None:
-    torch.manual_seed(0)
-    Blocks(AutoModelForCausalLM.from_config(config).eval()).verify()
+    assert "Llama" in caught.value.fix

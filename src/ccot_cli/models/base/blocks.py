@@ -7,6 +7,7 @@ the model's own forward pass, and refuses a family for which they do not.
 Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 """
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
@@ -26,7 +27,9 @@ _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 _POSITION_TABLES = ("wpe",)
 _VARYING_ROPE = ("dynamic", "longrope")
 """Rotary kinds that are refused: tokens run at once would be rotated differently from tokens run one by one."""
-_OTHER_FAMILY = "this family is not supported yet; Llama, Qwen, Mistral and GPT-2 are"
+_OTHER_FAMILY = (
+    "use another family, such as Llama, Qwen, Mistral, Gemma, Phi, OLMo 2, Granite, StableLM, GPT-2 or GPT-NeoX"
+)
 
 
 def _first(module: object, names: tuple[str, ...]) -> Any:
@@ -38,6 +41,10 @@ def _window(config: Any, layer: int) -> int | None:
     """Return the sliding window of a layer in tokens, None if the layer sees everything."""
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     return window if types is None or types[layer] == "sliding_attention" else None
+
+
+def _takes(module: nn.Module | None, argument: str) -> bool:
+    return module is not None and argument in inspect.signature(module.forward).parameters
 
 
 class _Filled(Exception):  # noqa: N818
@@ -69,7 +76,7 @@ class Blocks:
         if not isinstance(layers, nn.ModuleList) or norm is None:
             raise UsageError(
                 f"{type(model).__name__} is built in a way that ccot does not know",
-                fix="use a decoder model like Llama, Qwen, Mistral or GPT-2",
+                fix=_OTHER_FAMILY,
             )
         kind = getattr(getattr(body, "rotary_emb", None), "rope_type", "default")
         if kind in _VARYING_ROPE:
@@ -84,7 +91,16 @@ class Blocks:
         self.position_table = _first(body, _POSITION_TABLES)
         self.embedding: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
-        self._windows = [_window(model.config, layer) for layer in range(len(layers))]
+        config = model.config
+        self._windows = [_window(config, layer) for layer in range(len(layers))]
+        # Gemma 3 has two kinds of layers, with frequencies of their own.
+        self._kinds = config.layer_types if _takes(self.rotary, "layer_type") else [None] * len(layers)
+        # The plain attention of transformers, which some families need, adds the mask to its logits.
+        self._adds_masks = config._attn_implementation == "eager"
+        self._cache_name = "layer_past" if _takes(layers[0], "layer_past") else "past_key_values"
+        self._embedding_scale = getattr(config, "embedding_multiplier", 1.0)
+        self._logits_divisor = getattr(config, "logits_scaling", 1.0)
+        self._largest_logit = getattr(config, "final_logit_softcapping", None)
         self._offload: Offload | None = None
 
     def to(self, device: torch.device, *, offload: bool = False) -> None:
@@ -157,6 +173,11 @@ class Blocks:
             )
         return (most - used_B - reserved).clamp_min(1)
 
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the embeddings of token ids: (...) -> (..., D)."""
+        embeds: Tensor = self.embedding(ids)
+        return embeds if self._embedding_scale == 1 else embeds * self._embedding_scale
+
     def enter(self, embeds_BTD: Tensor, sequence: CachedSequence) -> Tensor:
         """Return the states at index 0 of the newest columns: B, T, D.
 
@@ -191,9 +212,9 @@ class Blocks:
         return self._run_each(hidden_BTD, first, last, sequence.cache, inputs)
 
     def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, inputs: LayerInputs) -> list[Tensor]:
-        states, arguments = [hidden_BTD], self._arguments(inputs, cache)
+        states = [hidden_BTD]
         for index in range(first, last):
-            mask_B1TS = inputs.masks[self._windows[index]]
+            mask_B1TS, arguments = inputs.masks[self._windows[index]], self._arguments(inputs, cache, index)
             output = self.layers[index](states[-1], attention_mask=mask_B1TS, **arguments)
             states.append(output[0] if isinstance(output, tuple) else output)
         return states
@@ -207,18 +228,25 @@ class Blocks:
         if cached is not None and cached.mask_BS is sequence.mask_BS and cached.positions_BT.shape[1] == num_new:
             return cached
         positions_BT = positions(sequence.mask_BS, num_new)
-        rotary = None if self.rotary is None else self.rotary(hidden_BTD, position_ids=positions_BT)
-        masks = {window: sequence.attention(num_new, window, hidden_BTD.dtype) for window in set(self._windows)}
+        rotary = {}
+        if self.rotary is not None:
+            for kind in set(self._kinds):
+                named = {} if kind is None else {"layer_type": kind}
+                rotary[kind] = self.rotary(hidden_BTD, position_ids=positions_BT, **named)
+        masks = {
+            window: sequence.attention(num_new, window, hidden_BTD.dtype, as_numbers=self._adds_masks)
+            for window in set(self._windows)
+        }
         inputs = LayerInputs(sequence.mask_BS, positions_BT, rotary, masks)
         # A bias may be trained: a mask that was made without gradients would pass none on to it.
         sequence.layer_inputs = inputs if sequence.bias_BS is None else None
         return inputs
 
-    def _arguments(self, inputs: LayerInputs, cache: "Cache | _FillOnly") -> dict[str, Any]:
-        """Return what every layer is given besides states and mask."""
-        arguments: dict[str, Any] = {"position_ids": inputs.positions_BT, "past_key_values": cache, "use_cache": True}
-        if inputs.rotary is not None:
-            arguments["position_embeddings"] = inputs.rotary
+    def _arguments(self, inputs: LayerInputs, cache: "Cache | _FillOnly", index: int) -> dict[str, Any]:
+        """Return what the layer that reads `index` is given besides states and mask."""
+        arguments: dict[str, Any] = {"position_ids": inputs.positions_BT, self._cache_name: cache, "use_cache": True}
+        if inputs.rotary:
+            arguments["position_embeddings"] = inputs.rotary[self._kinds[index]]
         return arguments
 
     def feed_back(
@@ -280,7 +308,7 @@ class Blocks:
             index: Hidden-state index that the layer reads, 0 <= index < L: the layer's number, counted from 0.
             sequence: Already extended by these columns.
         """
-        arguments = self._arguments(self._layer_inputs(sequence, hidden_BTD), _FillOnly(sequence.cache))
+        arguments = self._arguments(self._layer_inputs(sequence, hidden_BTD), _FillOnly(sequence.cache), index)
         with suppress(_Filled):
             self.layers[index](hidden_BTD, attention_mask=None, **arguments)
 
@@ -299,12 +327,16 @@ class Blocks:
     def run_ids(self, ids_BT: Tensor, mask_BT: Tensor, sequence: CachedSequence, *, last: int | None = None) -> Tensor:
         """Append tokens to the sequence and run them to index `last`, L by default: B, T, D."""
         sequence.extend(mask_BT)
-        hidden_BTD = self.enter(self.embedding(ids_BT), sequence)
+        hidden_BTD = self.enter(self.embed(ids_BT), sequence)
         return self.run(hidden_BTD, 0, self.num_layers if last is None else last, sequence)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute next-token logits from states at index L: (..., D) -> (..., V)."""
         logits: Tensor = self.head(self.norm(hidden))
+        if self._logits_divisor != 1:
+            logits = logits / self._logits_divisor
+        if self._largest_logit is not None:
+            logits = self._largest_logit * torch.tanh(logits / self._largest_logit)
         return logits
 
     @torch.no_grad()

@@ -81,8 +81,8 @@ class LayerInputs:
     mask_BS: Tensor
     """The sequence's mask when this was made."""
     positions_BT: Tensor
-    rotary: tuple[Tensor, Tensor] | None
-    """Cosines and sines of the positions."""
+    rotary: dict[str | None, tuple[Tensor, Tensor]]
+    """Cosines and sines of the positions for each kind of layer; empty if the model has no rotary positions."""
     masks: dict[int | None, Tensor]
     """Attention mask for each sliding window: B, 1, T, S."""
 
@@ -93,7 +93,7 @@ class LayerInputs:
         return LayerInputs(
             self.mask_BS[:, :stop],
             self.positions_BT[:, first:end],
-            self.rotary and (self.rotary[0][:, first:end], self.rotary[1][:, first:end]),
+            {kind: (cosines[:, first:end], sines[:, first:end]) for kind, (cosines, sines) in self.rotary.items()},
             {window: mask[:, :, first:end, :stop] for window, mask in self.masks.items()},
         )
 
@@ -141,23 +141,26 @@ class CachedSequence:
             cache.update(*self.keys_values(layer), layer_idx=layer)
         return CachedSequence(cache, self.mask_BS, self.bias_BS)
 
-    def attention(self, num_new: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    def attention(self, num_new: int, window: int | None, dtype: torch.dtype, *, as_numbers: bool = False) -> Tensor:
         """Return which columns the newest T tokens may attend to: B, 1, T, S.
-
-        Boolean, or, if the sequence has a bias, numbers of type `dtype` to add to the attention logits.
 
         Args:
             num_new: T.
             window: Sliding window in tokens; None for no limit.
             dtype: The precision of the states.
+            as_numbers: Whether to return numbers of type `dtype`, to add to the attention logits, instead of booleans.
+                If the sequence has a bias, numbers are returned in any case.
         """
         allowed_B1TS = causal_mask(self.mask_BS, num_new, window=window)
-        if self.bias_BS is None:
+        if self.bias_BS is None and not as_numbers:
             return allowed_B1TS
         plain_B1TS = torch.zeros(allowed_B1TS.shape, dtype=dtype, device=allowed_B1TS.device)
+        plain_B1TS = plain_B1TS.masked_fill(~allowed_B1TS, float("-inf"))
+        if self.bias_BS is None:
+            return plain_B1TS
         num_unbiased = self.mask_BS.shape[1] - self.bias_BS.shape[1]
         bias_BS = torch.nn.functional.pad(self.bias_BS.to(dtype), (0, num_unbiased))
-        return plain_B1TS.masked_fill(~allowed_B1TS, float("-inf")) + bias_BS[:, None, None]
+        return plain_B1TS + bias_BS[:, None, None]
 
     def crop(self, num_columns: int) -> None:
         """Forget all but the first columns."""

@@ -107,7 +107,7 @@ def _run(
     for row, (each, count) in enumerate(zip(problems, counts, strict=True)):
         wanted_BT[row, len(each.query) - 1 :][:count] = True
     flat_M = wanted_BT.flatten().nonzero()[:, 0]
-    hidden_BTD = theta.blocks.enter(theta.blocks.embedding(ids_BT), sequence)
+    hidden_BTD = theta.blocks.enter(theta.blocks.embed(ids_BT), sequence)
     kept_MID = torch.empty(len(flat_M), len(indices), hidden_BTD.shape[2], dtype=dtype, device=theta.device)
     for index in range(theta.num_layers + 1):
         if index:

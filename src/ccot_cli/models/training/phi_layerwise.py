@@ -111,7 +111,7 @@ class _Batch:
         # Files of the workspace, mapped into memory: an index is read from disk when its layer is trained.
         self._gold = [example.gold_JID for example in examples]
         sequence, blocks = self._query_sequence(), theta.blocks
-        self._query_BND = self._store("query", blocks.enter(blocks.embedding(ids_BN), sequence))
+        self._query_BND = self._store("query", blocks.enter(blocks.embed(ids_BN), sequence))
         sequence.extend(self.mask_BK)
         inputs_BKD = self._padded_gold(slice(0, -1), layer).to(theta.device, theta.dtype)
         self._state_BKD = self._store("state", blocks.enter(inputs_BKD, sequence))

@@ -132,7 +132,7 @@ def fill_queries(adapters: Adapters, queries: Sequence[list[int]], path: Path, *
         ids_BN, mask_BN = pad_left([queries[number] for number in batch], fill=theta.pad_id, device=theta.device)
         sequence = CachedSequence.empty(len(batch), theta.device)
         sequence.extend(mask_BN)
-        entered_BND = theta.blocks.enter(theta.blocks.embedding(ids_BN), sequence)
+        entered_BND = theta.blocks.enter(theta.blocks.embed(ids_BN), sequence)
         states = theta.blocks.run_each(entered_BND, 0, theta.num_layers, sequence)
         last_QID[list(batch)] = torch.stack([state_BND[:, -1] for state_BND in states], dim=1).to("cpu", STORED_DTYPE)
         both = torch.stack([each for layer in range(theta.num_layers) for each in sequence.keys_values(layer)])

@@ -47,7 +47,7 @@ def fresh_pause(theta: Theta) -> nn.Parameter:
     vocabulary = theta.model.config.vocab_size
     with torch.no_grad():
         parts = torch.split(torch.arange(vocabulary, device=theta.device), EMBEDDED_AT_ONCE)
-        sums = [theta.blocks.embedding(ids).float().sum(dim=0, keepdim=True) for ids in parts]
+        sums = [theta.blocks.embed(ids).float().sum(dim=0, keepdim=True) for ids in parts]
     return nn.Parameter(torch.stack(sums).sum(dim=0) / vocabulary)
 
 
@@ -55,7 +55,7 @@ def filler_embedding(theta: Theta) -> Tensor:
     """Look up θ's embedding of the filler's first token: 1, D."""
     token = theta.encoder.tokenizer(FILLER, add_special_tokens=False).input_ids[0]
     with torch.no_grad():
-        embedded_1D: Tensor = theta.blocks.embedding(torch.tensor([token], device=theta.device))
+        embedded_1D: Tensor = theta.blocks.embed(torch.tensor([token], device=theta.device))
     return embedded_1D
 
 
