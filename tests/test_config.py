@@ -17,7 +17,7 @@ def test_override_changes_what_it_names_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("data.limit", 0, "data.limit: input should be greater than or equal to 1"),
+        ("data.limit", 0, "data.limit: a number of at least 1 is needed"),
         ("data.limits", 1, "no setting is called data.limits"),
         ("date.limit", 1, "no setting is called date"),
         ("model.prompt", "Q:", "model.prompt: a prompt must hold {question} once, or be auto"),

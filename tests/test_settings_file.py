@@ -35,17 +35,21 @@ def test_a_number_written_as_1e_4_is_a_number(tmp_path: Path) -> None:
         ("\ndata:\n  limt: 5", "line 3: no setting is called data.limt", "did you mean data.limit?"),
         ("train-phi: {epochs: 1}", "line 1: no setting is called train-phi", "did you mean train_phi?"),
         ("zzz: 1", "line 1: no setting is called zzz", "there are ratios, model, data, precompute, score"),
-        ("data:\n  limit: many", "line 2: data.limit: input should be a valid integer", ""),
-        ("data: 3", "line 1: data: input should be a valid dictionary", ""),
+        ("data:\n  limit: many", "line 2: data.limit: a whole number is needed (got 'many')", "the default is 4000"),
+        ("data: 3", "line 1: data: settings are needed, each as name: value", "data has source, subset"),
         ("data:\n  chain_column: x", "line 1: data: chain_column and answer_column belong together", ""),
-        ("- 1", "line 1: settings: input should be a valid dictionary", ""),
+        ("- 1", "line 1: settings: settings are needed, each as name: value", "there are ratios"),
         ("\nratios: [0.1, 2]", "line 2: ratios.1: a ratio lies between 0 and 1, 2 does not", ""),
-        ("train_phi:\n  learning_rate: .nan", "line 2: train_phi.learning_rate: input should be", ""),
+        (
+            "train_phi:\n  learning_rate: .nan",
+            "line 2: train_phi.learning_rate: a number is needed",
+            "the default is 0.008",
+        ),
         # Settings that are no more.
         (
             "train_psi:\n  unfreeze: all",
-            "line 2: train_psi.unfreeze: input should be 'none' or 'above' (got 'all')",
-            "",
+            "line 2: train_psi.unfreeze: 'none' or 'above' is needed (got 'all')",
+            'the default is "above"',
         ),
         ("train_phi: {through_rollout: yes}", "line 1: no setting is called train_phi.through_rollout", ""),
         ("score: {ceiling_steps: 9}", "line 1: no setting is called score.ceiling_steps", ""),
@@ -65,6 +69,7 @@ def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, message:
     assert message in error.message
     assert str(tmp_path / "ccot.yaml") in error.message
     assert error.fix.startswith(fix)
+    assert error.fix
     assert "\n" not in error.message + error.fix
 
 

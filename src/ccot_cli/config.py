@@ -4,6 +4,7 @@ The docstring below a setting becomes its comment in `ccot.yaml`. Symbols in bra
 impossible values are refused.
 """
 
+import json
 from collections.abc import Mapping
 from decimal import Decimal
 from difflib import get_close_matches
@@ -22,6 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from ccot_cli.errors import UsageError
 from ccot_cli.names import (
@@ -395,9 +397,47 @@ def refusal(error: ValidationError, *, where: str = "") -> UsageError:
         nearest = get_close_matches(name, _setting_names(), n=1)
         fix = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(Settings.model_fields)}"
         return UsageError(f"{where}no setting is called {name}", fix=fix)
-    reason = first["msg"].removeprefix("Value error, ")
     got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r:.80})"  # A dict is a whole section.
-    return UsageError(f"{where}{name}: {reason[:1].lower()}{reason[1:]}{got}")
+    return UsageError(f"{where}{name}: {_in_plain_words(first)}{got}", fix=_fix_for(first["loc"]))
+
+
+_KINDS = {
+    "int": "a whole number is needed",
+    "float": "a number is needed",
+    "finite": "a number is needed",
+    "bool": "true or false is needed",
+    "string": "a text is needed",
+    "tuple": "a list is needed",
+    "dict": "settings are needed, each as name: value",
+    "model": "settings are needed, each as name: value",
+}
+"""What to say of a value of the wrong kind, by the first word of pydantic's name for the error."""
+
+
+def _in_plain_words(error: ErrorDetails) -> str:
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than":
+            return f"a number above {limits['gt']} is needed"
+        case "greater_than_equal":
+            return f"a number of at least {limits['ge']} is needed"
+        case "literal_error":
+            return f"{limits['expected']} is needed"
+        case "missing" | "too_short" | "too_long" | "string_too_short":
+            return f"{'more' if 'short' in error['type'] or error['type'] == 'missing' else 'fewer'} values are needed"
+    reason = error["msg"].removeprefix("Value error, ")
+    return _KINDS.get(error["type"].partition("_")[0], f"{reason[:1].lower()}{reason[1:]}")
+
+
+def _fix_for(location: tuple[int | str, ...]) -> str:
+    """Say what a setting is by default, or what settings a section has."""
+    value: object = Settings().model_dump(mode="json")
+    path = [str(part) for part in location if isinstance(part, str)]
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return f"{'.'.join(path) or 'there'} has {', '.join(value)}" if path else f"there are {', '.join(value)}"
+    return f"the default is {json.dumps(value, ensure_ascii=False)}"
 
 
 def _setting_names() -> list[str]:

@@ -40,12 +40,14 @@ def load_settings(path: Path) -> Settings:
         root = loader.get_single_node()
         values = {} if root is None else loader.construct_document(root)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", fix="check who owns it") from None
     # YAML raises ValueError for an impossible date, and RecursionError for a thousand brackets.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
-        raise UsageError(f"{where}: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from None
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        fix = "repair the file; ccot init in another folder writes a sound one"
+        raise UsageError(f"{where}: {reason}", fix=fix) from None
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -55,6 +57,18 @@ def load_settings(path: Path) -> Settings:
     written = {"model.name": model.name, "data.source": data.source, "data.test_source": data.test_source}
     absolute = with_absolute_paths(written, path.parent)
     return settings if absolute == written else override(settings, absolute)
+
+
+def setting_lines(path: Path) -> dict[str, int]:
+    """Return the line of every setting that a settings file names, by dotted name; the file must have been read."""
+    root = _StrictLoader(path.read_bytes()).get_single_node()
+    lines: dict[str, int] = {}
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else []:
+        inner = value.value if isinstance(value, yaml.MappingNode) else []
+        lines |= {f"{key.value}.{each.value}": each.start_mark.line + 1 for each, _ in inner}
+        if not inner:
+            lines[key.value] = key.start_mark.line + 1
+    return lines
 
 
 def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:

@@ -72,15 +72,40 @@ class TestConsole:
         assert lines[0] == "train [φ]: 1,000 steps"
         assert lines[1] == "train [φ]: 60 of 1,000 steps  2.0/s  0:07:50 left  loss 59", "after 30 s"
         assert lines[2] == "train [φ]: 120 of 1,000 steps  2.0/s  0:07:20 left  loss 119"
-        assert lines[-2] == "train [φ]: 902 of 1,000 steps  0.8/s  0:01:57 left  loss 901"
+        assert lines[-2] == "train [φ]: 902 of 1,000 steps  50.1/min  0:01:57 left  loss 901"
         assert lines[-1] == "train [φ]: 1,000 steps in 1:05:50  loss 901"
 
-    def test_a_line_comes_every_tenth_when_work_is_quick(self, capsys: Output) -> None:
+    @pytest.mark.parametrize(
+        ("seconds", "expected"),
+        [
+            (0.001, []),
+            (0.5, [str(done) for done in range(20, 100, 20)]),
+            (1.5, [str(done) for done in range(10, 100, 10)]),
+            (15.0, [str(done) for done in range(2, 100, 2)]),
+        ],
+    )
+    def test_a_line_comes_every_tenth_or_half_minute_but_not_within_ten_seconds(
+        self, capsys: Output, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[str]
+    ) -> None:
+        now = [0.0]
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
         with TerminalProgress().task("read", total=100, unit="rows") as advance:
             for _ in range(100):
+                now[0] += seconds
                 advance()
-        shares = [line.split()[1] for line in capsys.readouterr().err.splitlines()[1:-1]]
-        assert shares == ["10", "20", "30", "40", "50", "60", "70", "80", "90"]
+        assert [line.split()[1] for line in capsys.readouterr().err.splitlines()[1:-1]] == expected
+
+    def test_a_pace_is_not_told_from_a_moment(self, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+        with TerminalProgress().task("read", total=100, unit="rows") as advance:
+            now[0] += 40
+            advance(1)
+            now[0] += 0.0001
+            advance(50)
+        first, second = capsys.readouterr().err.splitlines()[1:]
+        assert first == "read: 1 of 100 rows  1.5/min  1:06:00 left"
+        assert "/s" not in second
 
     def test_a_piece_of_work_may_have_no_known_end(self, capsys: Output) -> None:
         with TerminalProgress().task("read", total=None, unit="rows") as advance:
@@ -90,11 +115,9 @@ class TestConsole:
     def test_a_dumb_terminal_gets_lines(self, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("TERM", "dumb")
-        with TerminalProgress().task("outer", total=20, unit="layers") as advance:
-            advance(9)
-        lines = capsys.readouterr().err.splitlines()
-        assert lines[0] == "outer: 20 layers"
-        assert lines[1].startswith("outer: 9 of 20 layers")
+        with TerminalProgress().task("outer", total=1, unit="layers") as advance:
+            advance()
+        assert capsys.readouterr().err.splitlines() == ["outer: 1 layer", "outer: 1 layer in 0:00:00"]
 
     def test_a_terminal_gets_a_bar_and_one_line_at_the_end(
         self, capsys: Output, monkeypatch: pytest.MonkeyPatch
@@ -109,5 +132,5 @@ class TestConsole:
         assert ESCAPE in err
         assert "━" in err
         assert "2 of 2 layers" in err
-        assert "inner: 1 steps in 0:00:00  loss 0.5" in err
+        assert "inner: 1 step in 0:00:00  loss 0.5" in err
         assert err.rstrip().endswith("outer [x]: 2 layers in 0:00:00")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from ccot_cli.cli import app
 from ccot_cli.cli.options import RatioOption, resolve
 from ccot_cli.config import Settings
+from ccot_cli.errors import UsageError
 from ccot_cli.workspace.workspace import Workspace
 from cli.running import QUESTION, Output, output
 
@@ -50,6 +51,30 @@ class TestOptions:
         assert settings.data.limit == 64
         assert settings.model == Settings().model
         assert overrides == ("data.limit", "eval.seed")
+
+    def test_any_setting_can_be_changed_from_the_command_line(self, workspace: Workspace) -> None:
+        sets = ["train_phi.batch_size=32", "data.limit=null", "ratios=[0.2, 0.1]", "model.prompt=Q: {question}"]
+        _, settings, overrides = resolve(workspace.root, {"model.device": "cpu"}, sets)
+        assert settings.train_phi.batch_size == 32
+        assert settings.data.limit is None
+        assert settings.ratios == (Decimal("0.2"), Decimal("0.1"))
+        assert settings.model.prompt == "Q: {question}"
+        assert overrides == ("model.device", "train_phi.batch_size", "data.limit", "ratios", "model.prompt")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("train_phi.batch_size", "is no setting with a value"),
+            ("=3", "is no setting with a value"),
+            ("train_phi.batch=3", "no setting is called train_phi.batch"),
+            ("train_phi.epochs=many", "train_phi.epochs: a whole number is needed"),
+            ("data.limit=8", "data.limit is given twice"),
+        ],
+    )
+    def test_a_bad_setting_on_the_command_line_is_refused(self, workspace: Workspace, text: str, message: str) -> None:
+        with pytest.raises(UsageError, match=message) as caught:
+            resolve(workspace.root, {"data.limit": 9}, [text])
+        assert caught.value.fix
 
     def test_the_workspace_is_found_from_the_environment(
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ import typer
 from ccot_cli.cli import (
     ask,
     bench,
+    config,
     demo,
     doctor,
     eval,
@@ -50,6 +51,7 @@ app.command("train-phi", rich_help_panel="Train")(train_phi.train_phi)
 app.command("train-psi", rich_help_panel="Train")(train_psi.train_psi)
 app.command("train-baseline", rich_help_panel="Train")(train_baseline.train_baseline)
 app.command("sweep", rich_help_panel="Train")(sweep.sweep)
+app.command("config", rich_help_panel="Inspect")(config.config)
 app.command("status", rich_help_panel="Inspect")(status.status)
 app.command("verify", rich_help_panel="Inspect")(verify.verify)
 app.command("bench", rich_help_panel="Inspect")(bench.bench)

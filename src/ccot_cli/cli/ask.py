@@ -18,6 +18,7 @@ from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
     EngineOption,
+    SetOption,
     ThreadsOption,
     WorkspaceOption,
     announce_unpacking,
@@ -76,6 +77,7 @@ def ask(
     folder: WorkspaceOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sets: SetOption = None,
     engine: EngineOption = None,
     format: Annotated[
         Literal["text", "json"] | None,
@@ -96,7 +98,7 @@ def ask(
     asked = _read_questions(question) if input is None else []
     groups = _open_lines(input) if input is not None else list(_grouped(asked))
     workspace, settings, _ = resolve_anywhere(
-        folder, {"model.device": device, "model.threads": threads, "decoding.engine": engine}
+        folder, {"model.device": device, "model.threads": threads, "decoding.engine": engine}, sets
     )
     announce_unpacking(settings.model.name)
     with loading(workspace.name if workspace else settings.model.name):

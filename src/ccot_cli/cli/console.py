@@ -18,7 +18,11 @@ from ccot_cli.progress import Progress
 
 LINE_EVERY_SECONDS = 30.0
 LINE_EVERY_FRACTION = 0.1
-"""Off a terminal, progress prints a line after so many seconds, or after this fraction of the work."""
+LEAST_SECONDS = 10.0
+"""Off a terminal, progress prints a line after so many seconds, or after this fraction of the work; at most one within
+`LEAST_SECONDS`."""
+PACE_AFTER_SECONDS = 1.0
+"""The time that a pace is computed from, at least."""
 
 
 def is_colour_unwanted() -> bool:
@@ -107,6 +111,11 @@ def print_table(rows: Sequence[Sequence[str]], *, align: str, fits: bool = False
         print_line(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
 
 
+def counted(count: int, unit: str) -> str:
+    """Say how many there are: `1,000 problems`, `1 problem`."""
+    return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"
+
+
 def aligned(rows: Sequence[Sequence[str]], *, align: str) -> list[str]:
     """Format rows of cells as lines with aligned columns.
 
@@ -145,16 +154,19 @@ class _Work:
 
     def amount(self) -> str:
         """Say how much is done: `412 of 1,000 problems`."""
-        return f"{self.done:,}{'' if self.total is None else f' of {self.total:,}'} {self.unit}"
+        if self.total is None:
+            return counted(self.done, self.unit)
+        return f"{self.done:,} of {counted(self.total, self.unit)}"
 
     def pace(self) -> str:
         """Say how fast it goes: `53.1/s  0:00:11 left`; without a known end, the first half; empty at the start."""
         (first, before), (last, now) = self._marks[0], self._marks[-1]
-        if now == before or last == first:
+        if now == before or last - first < PACE_AFTER_SECONDS:
             return ""
         rate = (now - before) / (last - first)
         left = "" if self.total is None else f"  {_clock((self.total - now) / rate)} left"
-        return f"{rate:,.1f}/s{left}"
+        speed = f"{rate:,.1f}/s" if rate >= 1 else f"{60 * rate:,.1f}/min"
+        return f"{speed}{left}"
 
     def shown_figures(self) -> str:
         return "".join(f"  {name} {value}" for name, value in self.figures.items())
@@ -184,18 +196,19 @@ class TerminalProgress(Progress):
         except KeyboardInterrupt:
             self.say(f"{label}: stopped after {work.amount()}")
             raise
-        self.say(f"{label}: {work.done:,} {unit} in {_clock(work.seconds)}{work.shown_figures()}")
+        self.say(f"{label}: {counted(work.done, unit)} in {_clock(work.seconds)}{work.shown_figures()}")
 
     @contextmanager
     def _lines(self, work: _Work) -> Iterator[Callable[[], None]]:
-        self.say(f"{work.label}: {'' if work.total is None else f'{work.total:,} '}{work.unit}")
+        self.say(f"{work.label}: {work.unit if work.total is None else counted(work.total, work.unit)}")
         last_seconds, last_done = work.seconds, work.done
 
         def show() -> None:
             nonlocal last_seconds, last_done
             has_advanced = work.total is not None and work.done - last_done >= work.total * LINE_EVERY_FRACTION
-            is_overdue = work.seconds - last_seconds >= LINE_EVERY_SECONDS
-            if (has_advanced or is_overdue) and work.done != work.total:
+            waited = work.seconds - last_seconds
+            is_due = waited >= LINE_EVERY_SECONDS or (has_advanced and waited >= LEAST_SECONDS)
+            if is_due and work.done != work.total:
                 last_seconds, last_done = work.seconds, work.done
                 self.say(f"{work.label}: {work.amount()}  {work.pace()}{work.shown_figures()}")
 

@@ -15,6 +15,7 @@ from ccot_cli.cli.options import (
     EngineOption,
     LimitOption,
     SeedOption,
+    SetOption,
     StepsOption,
     TableFormatOption,
     ThreadsOption,
@@ -59,6 +60,7 @@ def evaluate(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sets: SetOption = None,
     engine: EngineOption = None,
     save: Annotated[
         bool,
@@ -92,7 +94,7 @@ def evaluate(
         "eval.steps": steps,
         "eval.seed": seed,
     }
-    workspace, settings, overrides = resolve_anywhere(folder, changes)
+    workspace, settings, overrides = resolve_anywhere(folder, changes, sets)
     announce_unpacking(settings.model.name)
     if plot:
         check_plot(plot)

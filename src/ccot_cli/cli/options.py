@@ -1,7 +1,7 @@
 """Options that several commands share, and how they change a workspace's settings."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
@@ -120,6 +120,15 @@ EngineOption = Annotated[
 EpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, metavar="N", help="Passes over the data.", rich_help_panel=HOW)
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Change any setting of ccot.yaml for this run, such as train_phi.batch_size=32; repeat it for several.",
+        rich_help_panel=HOW,
+    ),
+]
 FormatOption = Annotated[
     Literal["text", "json"], typer.Option("--format", help="Format of stdout.", rich_help_panel=HOW)
 ]
@@ -159,12 +168,15 @@ def find_workspace(folder: Path | None) -> "Workspace":
     return workspace
 
 
-def resolve(folder: Path | None, changes: Mapping[str, object]) -> "tuple[Workspace, Settings, tuple[str, ...]]":
+def resolve(
+    folder: Path | None, changes: Mapping[str, object], sets: Sequence[str] | None = None
+) -> "tuple[Workspace, Settings, tuple[str, ...]]":
     """Open the workspace and apply the options of the command line to its settings.
 
     Args:
         folder: The value of `--workspace`.
         changes: Values by setting, such as `data.limit`; None stands for an option that was not given.
+        sets: The values of `--set`.
 
     Returns:
         The workspace, the changed settings, and the names of the settings that were given.
@@ -173,11 +185,11 @@ def resolve(folder: Path | None, changes: Mapping[str, object]) -> "tuple[Worksp
         UsageError: if there is no workspace, or a value is refused.
     """
     workspace = find_workspace(folder)
-    return workspace, *_changed_settings(workspace, changes)
+    return workspace, *_changed_settings(workspace, changes, sets or ())
 
 
 def resolve_anywhere(
-    folder: Path | None, changes: Mapping[str, object]
+    folder: Path | None, changes: Mapping[str, object], sets: Sequence[str] | None = None
 ) -> "tuple[Workspace | None, Settings, tuple[str, ...]]":
     """Resolve as `resolve` does, but without a workspace take the settings of the model in the package.
 
@@ -185,16 +197,36 @@ def resolve_anywhere(
         UsageError: if a value is refused, or the named folder is no workspace.
     """
     workspace = find_workspace_if_any(folder)
-    return workspace, *_changed_settings(workspace, changes)
+    return workspace, *_changed_settings(workspace, changes, sets or ())
 
 
 def _changed_settings(
-    workspace: "Workspace | None", changes: Mapping[str, object]
+    workspace: "Workspace | None", changes: Mapping[str, object], sets: Sequence[str]
 ) -> "tuple[Settings, tuple[str, ...]]":
     from ccot_cli.config import Settings, override, with_absolute_paths
 
-    given = with_absolute_paths({name: value for name, value in changes.items() if value is not None}, Path.cwd())
+    given = {name: value for name, value in changes.items() if value is not None}
+    for name, value in map(_read_set, sets):
+        if name in given:
+            raise UsageError(f"{name} is given twice", fix=f"leave out --set {name}=…, or the other")
+        given[name] = value
+    given = with_absolute_paths(given, Path.cwd())
     return override(workspace.settings if workspace else Settings(), given), tuple(given)
+
+
+def _read_set(text: str) -> tuple[str, object]:
+    """Read `NAME=VALUE`, whose value is YAML, as in `ccot.yaml`."""
+    import yaml
+
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise UsageError(f"--set {text} is no setting with a value", fix="--set train_phi.batch_size=32")
+    try:
+        read = yaml.safe_load(value)
+    except yaml.YAMLError:
+        read = value
+    # No setting is a mapping, so `Q: {question}` is text.
+    return name.strip(), value if isinstance(read, dict) else read
 
 
 def announce_unpacking(model: str) -> bool:

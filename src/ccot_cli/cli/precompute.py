@@ -14,6 +14,7 @@ from ccot_cli.cli.options import (
     FormatOption,
     ModelOption,
     SeedOption,
+    SetOption,
     StepsOption,
     ThreadsOption,
     WorkspaceOption,
@@ -34,6 +35,7 @@ def precompute(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sets: SetOption = None,
     max_disk: Annotated[
         float | None,
         typer.Option(
@@ -66,7 +68,7 @@ def precompute(
         "data.seed": seed,
         "precompute.max_disk": max_disk,
     }
-    workspace, settings, overrides = resolve(folder, changes)
+    workspace, settings, overrides = resolve(folder, changes, sets)
     from ccot_cli.stages.precompute import run
 
     progress = TerminalProgress()

@@ -12,6 +12,7 @@ from ccot_cli.cli.options import (
     FormatOption,
     RatioOption,
     SeedOption,
+    SetOption,
     ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
@@ -34,6 +35,7 @@ def score(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sets: SetOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Choose the tokens of each chain that the contemplation tokens will imitate.
@@ -42,7 +44,7 @@ def score(
     ccot score --selector even
     """
     changes = {"score.selector": selector, "score.seed": seed, "model.device": device, "model.threads": threads}
-    workspace, settings, overrides = resolve(folder, changes)
+    workspace, settings, overrides = resolve(folder, changes, sets)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.score import run
 

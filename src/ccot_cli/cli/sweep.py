@@ -13,6 +13,7 @@ from ccot_cli.cli.options import (
     WHERE,
     DeviceOption,
     RatioOption,
+    SetOption,
     TableFormatOption,
     ThreadsOption,
     WorkspaceOption,
@@ -69,6 +70,7 @@ def sweep(
     ] = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sets: SetOption = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE", help="Draw exact match into a .png or .svg.", rich_help_panel=WHERE),
@@ -85,7 +87,7 @@ def sweep(
     Finished results are used again, so a stopped sweep continues. Results that do not have the workspace's own
     settings are kept beside its own, under other keys.
     """
-    workspace, settings, overrides = resolve(folder, {"model.device": device, "model.threads": threads})
+    workspace, settings, overrides = resolve(folder, {"model.device": device, "model.threads": threads}, sets)
     ratios = between_zero_and_one(ratio, settings)
     grid: dict[str, Any] = {
         "layer": layer,

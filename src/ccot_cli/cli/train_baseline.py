@@ -13,6 +13,7 @@ from ccot_cli.cli.options import (
     FormatOption,
     RatioOption,
     SeedOption,
+    SetOption,
     ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
@@ -38,6 +39,7 @@ def train_baseline(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sets: SetOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Train a method to compare with, on the same model and data for as many steps as ψ; eval then shows it too.
@@ -50,7 +52,7 @@ def train_baseline(
     are taught by a curriculum, which needs at least two epochs.
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device, "model.threads": threads}
-    workspace, settings, overrides = resolve(folder, changes)
+    workspace, settings, overrides = resolve(folder, changes, sets)
     from ccot_cli.models.methods.loading import fixed_ratio
     from ccot_cli.stages.train_baseline import run
 

@@ -13,6 +13,7 @@ from ccot_cli.cli.options import (
     FormatOption,
     RatioOption,
     SeedOption,
+    SetOption,
     ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
@@ -49,6 +50,7 @@ def train_phi(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sets: SetOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Train φ, which generates the contemplation tokens.
@@ -68,7 +70,7 @@ def train_phi(
         "model.device": device,
         "model.threads": threads,
     }
-    workspace, settings, overrides = resolve(folder, changes)
+    workspace, settings, overrides = resolve(folder, changes, sets)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_phi import run
 

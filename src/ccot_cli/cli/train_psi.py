@@ -9,6 +9,7 @@ from ccot_cli.cli.options import (
     FormatOption,
     RatioOption,
     SeedOption,
+    SetOption,
     ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
@@ -23,6 +24,7 @@ def train_psi(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sets: SetOption = None,
     format: FormatOption = "text",
 ) -> None:
     """Train ψ, which answers from the contemplation tokens, and END, which stops them.
@@ -31,7 +33,7 @@ def train_psi(
     ccot train-psi --ratio 0.05 --ratio 0.1 --epochs 2
     """
     changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device, "model.threads": threads}
-    workspace, settings, overrides = resolve(folder, changes)
+    workspace, settings, overrides = resolve(folder, changes, sets)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_psi import run
 
