@@ -3,7 +3,7 @@
 import ast
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Literal, get_args, get_origin
 
@@ -21,6 +21,7 @@ from ccot_cli.config import (
     Settings,
     TrainPhiConfig,
     TrainPsiConfig,
+    override,
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.names import EVERYDAY, PRESETS
@@ -64,13 +65,16 @@ def preset(name: str) -> Settings:
     return makers[name]()
 
 
-def preset_text(name: str) -> str:
+def preset_text(name: str, changes: Mapping[str, object] | None = None) -> str:
     """Return a commented `ccot.yaml` with every setting of a preset.
 
+    Args:
+        changes: Values of settings that differ from the preset's, such as `data.limit`.
+
     Raises:
-        UsageError: if no preset has that name.
+        UsageError: if no preset has that name, or a value is refused.
     """
-    chosen, comments = preset(name), _attribute_docstrings()
+    chosen, comments = override(preset(name), changes or {}), _attribute_docstrings()
     lines = [f"# Settings of the preset '{name}'. Symbols in brackets are the paper's.", ""]
 
     def add(section: Section, name: str, indent: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ccot_cli.cli import app
+from ccot_cli.config import override
 from ccot_cli.names import PRESETS
 from ccot_cli.presets import preset
 from ccot_cli.settings_file import load_settings
@@ -17,3 +18,12 @@ class TestInit:
         assert app.run(["init", "my-run", "--preset", name]) == 0
         assert load_settings(Path("my-run/ccot.yaml")) == preset(name)
         assert tuple(capsys.readouterr()) == ("my-run/ccot.yaml\n", "next:  ccot precompute -w my-run\n")
+
+    def test_it_writes_what_is_set(self, capsys: Output) -> None:
+        sets = ["--set", "ratios=[0.3]", "--set", "data.limit=null", "--set", "model.name=smollm2"]
+        assert app.run(["init", "my-run", *sets]) == 0
+        settings = load_settings(Path("my-run/ccot.yaml"))
+        changes = {"ratios": ["0.3"], "data.limit": None, "model.name": "smollm2"}
+        assert settings == override(preset(PRESETS[0]), changes)
+        assert app.run(["init", "other", "--set", "data.limits=3"]) == 2
+        assert not Path("other").exists()

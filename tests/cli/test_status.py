@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -41,6 +41,45 @@ class TestStatus:
             "  eval               missing",
             "next:  ccot precompute -w my-run",
         ]
+
+    def test_unfinished_work_is_shown_whatever_its_ratio(self, workspace: Workspace, capsys: Output) -> None:
+        for stage, key in (("train-phi", "r0.30"), ("train-baseline", "direct"), ("train-phi", "r0.10")):
+            spec = ArtifactSpec(stage, key, stage_config(workspace.settings, stage), {})
+            with suppress(KeyboardInterrupt), workspace.building(spec) as build:
+                (build.folder / "checkpoint").touch()
+                raise KeyboardInterrupt
+        finish(workspace, "train-psi", "r0.20")
+        with suppress(KeyboardInterrupt):
+            config = stage_config(override(workspace.settings, {"train_psi.epochs": 9}), "train-psi")
+            with workspace.building(ArtifactSpec("train-psi", "r0.20", config, {})):
+                raise KeyboardInterrupt
+        app.run(["status", "-w", "my-run", "--format", "json"])
+        shown = [tuple(each[name] for name in ("stage", "key", "state", "reason")) for each in self.artifacts(capsys)]
+        resumes = "interrupted; the same command resumes it"
+        assert ("train-phi", "r0.30", "missing", resumes) in shown
+        assert ("train-phi", "r0.10", "missing", resumes) in shown
+        assert ("train-baseline", "direct", "missing", resumes) in shown
+        assert [each[1:3] for each in shown if each[0] == "train-psi"] == [
+            ("r0.05", "missing"),
+            ("r0.10", "missing"),
+            ("r0.20", "ready"),
+        ]
+
+    def test_a_file_without_test_problems_is_not_evaluated_without_naming_some(
+        self, workspace: Workspace, capsys: Output
+    ) -> None:
+        (workspace.root / "ccot.yaml").write_text("ratios: 0.1\ndata: {source: own.jsonl}\n")
+        (workspace.root / "own.jsonl").touch()
+        workspace = Workspace.open(workspace.root)
+        for stage in ("precompute", "score", "train-phi", "train-psi"):
+            finish(workspace, stage, None if stage == "precompute" else "r0.10")
+        app.run(["status", "-w", "my-run"])
+        assert capsys.readouterr().out.splitlines()[-1] == "next:  ccot eval -w my-run --data FILE"
+
+    @staticmethod
+    def artifacts(capsys: Output) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["artifacts"]
+        return found
 
     def test_it_shows_size_figures_and_reasons(self, workspace: Workspace, capsys: Output) -> None:
         finish(workspace, "precompute", num_shards=1094, seconds=3.0, was_ready=False, layers=None)

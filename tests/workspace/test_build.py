@@ -12,7 +12,7 @@ import pytest
 from ccot_cli.config import stage_config
 from ccot_cli.files import sha256_of
 from ccot_cli.workspace.workspace import State, Workspace
-from workspace.making import asked, interrupt, make
+from workspace.making import CONFIG, asked, interrupt, make
 
 
 def test_it_does_not_exist_before_it_is_finished(workspace: Workspace) -> None:
@@ -46,6 +46,32 @@ def test_other_work_starts_from_an_empty_folder(workspace: Workspace, change: di
     with workspace.building(asked(**change)) as build:
         assert not build.is_resumed
         assert [path.name for path in build.folder.iterdir()] == ["building.json"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"inputs": {"model": "other"}}, ["what it is made from differs"]),
+        (
+            {"config": {**CONFIG, "data": {**CONFIG["data"], "limit": 1, "seed": 3}}},
+            ["data.limit was 4000, now 1; data.seed was 0, now 3"],
+        ),
+    ],
+)
+def test_it_is_said_before_the_work_of_an_interrupted_attempt_is_deleted(
+    workspace: Workspace, changes: dict[str, Any], expected: list[str]
+) -> None:
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        assert (workspace.root / "precompute" / "a.txt").read_text() == "half", "it is still there"
+        said.append(text.removeprefix("an interrupted precompute is deleted, not resumed: "))
+
+    interrupt(workspace)
+    with workspace.building(asked(**changes), say):
+        pass
+    assert said == expected
 
 
 def test_an_interrupted_attempt_of_another_kind_is_not_resumed(workspace: Workspace) -> None:

@@ -42,8 +42,9 @@ def demo(
 def _run_all(folder: Path, threads: int | None) -> None:
     """Run every stage, and show the command of each."""
     if not (folder / SETTINGS_FILE).exists():
-        _show("init", str(folder))
-        init.init(folder)
+        ratios = f"ratios=[{RATIO}]"
+        _show("init", str(folder), "--set", ratios)
+        init.init(folder, sets=[ratios])
     where = ("-w", str(folder), *(("--threads", str(threads)) if threads else ()))
     _show("precompute", *where, "--limit", str(NUM_TRAIN), "--steps", *map(str, STEPS))
     precompute.precompute(folder=folder, limit=NUM_TRAIN, steps=STEPS, threads=threads)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ccot_cli.cli.console import print_line, print_next
-from ccot_cli.cli.options import WHAT, WHERE
+from ccot_cli.cli.options import WHAT, WHERE, SetOption, read_set
 from ccot_cli.names import EMBEDDED, PRESETS, SETTINGS_FILE
 
 
@@ -15,14 +15,18 @@ def init(
     preset: Annotated[
         str, typer.Option("--preset", help=f"Settings to start from: {', '.join(PRESETS)}.", rich_help_panel=WHAT)
     ] = EMBEDDED,
+    sets: SetOption = None,
 ) -> None:
     """Make a workspace: a folder with a settings file that explains each setting.
 
     ccot init my-run
     ccot init llama --preset gsm8k-llama2-7b
+    ccot init smol --set model.name=smollm2 --set model.prompt=auto --set data.source=everyday
     """
+    from ccot_cli.config import with_absolute_paths
     from ccot_cli.workspace.workspace import Workspace
 
-    workspace = Workspace.create(folder, preset)
+    changes = with_absolute_paths(dict(map(read_set, sets or ())), Path.cwd())
+    workspace = Workspace.create(folder, preset, changes)
     print_line(str(workspace.root / SETTINGS_FILE))
     print_next(workspace.command("precompute"))

@@ -125,7 +125,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Change any setting of ccot.yaml for this run, such as train_phi.batch_size=32; repeat it for several.",
+        help="Set any setting of ccot.yaml, such as train_phi.batch_size=32; repeat it for several.",
         rich_help_panel=HOW,
     ),
 ]
@@ -206,7 +206,7 @@ def _changed_settings(
     from ccot_cli.config import Settings, override, with_absolute_paths
 
     given = {name: value for name, value in changes.items() if value is not None}
-    for name, value in map(_read_set, sets):
+    for name, value in map(read_set, sets):
         if name in given:
             raise UsageError(f"{name} is given twice", fix=f"leave out --set {name}=…, or the other")
         given[name] = value
@@ -214,7 +214,7 @@ def _changed_settings(
     return override(workspace.settings if workspace else Settings(), given), tuple(given)
 
 
-def _read_set(text: str) -> tuple[str, object]:
+def read_set(text: str) -> tuple[str, object]:
     """Read `NAME=VALUE`, whose value is YAML, as in `ccot.yaml`."""
     import yaml
 

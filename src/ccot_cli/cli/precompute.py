@@ -69,6 +69,7 @@ def precompute(
         "precompute.max_disk": max_disk,
     }
     workspace, settings, overrides = resolve(folder, changes, sets)
+    from ccot_cli.data.problems import lacks_test
     from ccot_cli.stages.precompute import run
 
     progress = TerminalProgress()
@@ -84,6 +85,8 @@ def precompute(
         f"{result.num_train:,} training and {result.num_validation:,} validation problems,"
         f" {result.num_chain_tokens:,} chain tokens, {indices}: {human_bytes(result.num_bytes)}"
     )
+    if lacks_test(settings.data):
+        progress.say("no test problems are named yet: set data.test_source, or give --data FILE to ccot eval")
     if dry_run:
         progress.say(f"free in {workspace.root}: {human_bytes(free_bytes(workspace.root))}")
     else:

@@ -10,7 +10,7 @@ from ccot_cli.cli.console import print_json, print_line, print_table
 from ccot_cli.cli.options import FormatOption, WorkspaceOption, find_workspace
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import human_bytes
-from ccot_cli.names import KEYED_STAGES, STAGES, ratio_name
+from ccot_cli.names import EVAL, KEYED_STAGES, STAGES, ratio_name
 
 if TYPE_CHECKING:
     from ccot_cli.workspace.workspace import Workspace
@@ -52,13 +52,13 @@ def status(folder: WorkspaceOption = None, format: FormatOption = "text") -> Non
 
 
 def _keys(workspace: "Workspace", stage: str) -> Sequence[str | None]:
-    """Return the keys of the artifacts that the settings ask for, and of any others that are finished."""
-    finished = workspace.finished(stage)
+    """Return the keys of the artifacts that the settings ask for, and of any others that are finished or begun."""
+    found = sorted({*filter(None, workspace.finished(stage)), *workspace.unfinished(stage)})
     if stage == "train-baseline":
-        return finished
+        return found
     if stage in KEYED_STAGES:
-        return sorted({*map(ratio_name, workspace.settings.ratios), *filter(None, finished)})
-    return finished or [None]
+        return sorted({*map(ratio_name, workspace.settings.ratios), *found})
+    return found or [None]
 
 
 def _row(workspace: "Workspace", stage: str, key: str | None) -> StatusRow:
@@ -76,6 +76,9 @@ def _row(workspace: "Workspace", stage: str, key: str | None) -> StatusRow:
 
 def _next_command(workspace: "Workspace", rows: list[StatusRow]) -> str:
     """Return the command of the first stage that is not done for every ratio of the settings."""
+    from ccot_cli.config import DataConfig
+    from ccot_cli.data.problems import lacks_test
+
     ratios = {ratio_name(ratio): f"{ratio:f}" for ratio in workspace.settings.ratios}
     for stage in STAGES:
         if stage == "train-baseline":
@@ -85,8 +88,10 @@ def _next_command(workspace: "Workspace", rows: list[StatusRow]) -> str:
         if any(row.state == "being made" for row in wanted):
             return workspace.command("status")  # There is nothing to do but wait.
         # One finished evaluation is enough; every other artifact must be there.
-        if stage == "eval" and len(left) < len(wanted):
+        if stage == EVAL and len(left) < len(wanted):
             continue
+        if stage == EVAL and lacks_test(DataConfig(**_origin(workspace)[1])):
+            return f"{workspace.command(stage)} --data FILE"
         if left:
             typed = workspace.typed_for(stage, left[0])
             ratios_left = [ratios[key] for key in left if key in ratios] if len(left) < len(wanted) else []

@@ -108,7 +108,7 @@ def load_test(
     if source in PACKAGED:
         split: Split = "unseen" if config.test_split == "unseen" else "test"
         return _generate(source, split, limit or NUM_TEST, seed=seed, steps=steps or config.steps)
-    if config.test_source is None and names_file(source):
+    if lacks_test(config):
         raise UsageError(
             "no test problems are named",
             fix="set data.test_source, or give --data FILE to `ccot eval`",
@@ -117,6 +117,11 @@ def load_test(
     if bad:
         raise _unfit(source, problems, bad)
     return of_steps(problems, steps or config.steps, source)[:limit]
+
+
+def lacks_test(config: DataConfig) -> bool:
+    """Tell whether no test problems are named, because those of training are a file, which has no splits."""
+    return config.test_source is None and names_file(config.source)
 
 
 def of_steps(problems: list[Problem], steps: tuple[int, int] | None, source: str) -> list[Problem]:

@@ -139,7 +139,7 @@ def run(
     inputs = _inputs(workspace, loadable)
     spec = ArtifactSpec(EVAL, _new_key(workspace), stage_config(settings, EVAL), inputs, tuple(overrides))
     # The build is opened before the measurement, so that a workspace that cannot be written to fails at once.
-    with workspace.building(spec) as build:
+    with workspace.building(spec, progress.say) as build:
         try:
             result, predictions = compare()
         except BaseException:

@@ -77,7 +77,7 @@ def run(
         _refuse_what_does_not_fit(workspace, theta, settings, plan)
     progress.say(f"about {human_bytes(plan.num_bytes)} of hidden states")
     started = time.perf_counter()
-    with workspace.building(spec) as build:
+    with workspace.building(spec, progress.say) as build:
         _write_problems(build.folder, stored)
         _write_states(build, theta, settings, encoded, plan, progress)
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started

@@ -78,7 +78,7 @@ def run(
     problems = theta.encoder.problems([item.problem for item in read_problems(source)])
     num_train = source.manifest.summary["num_train"]
     check_space(workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio")
-    with workspace.building(spec) as build:
+    with workspace.building(spec, progress.say) as build:
         same_settings = (workspace.matching(replace(spec, key=other)) for other in workspace.finished(SCORE))
         fitted = chain([build.folder], (artifact.folder for artifact in same_settings if artifact))
         selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)

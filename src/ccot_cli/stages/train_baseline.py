@@ -76,7 +76,7 @@ def run(
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
     theta = load_matching_theta(settings, source)
     theta.require_resident(f"training {method}")
-    with workspace.building(spec) as build:
+    with workspace.building(spec, progress.say) as build:
         result = _train(theta, settings, method, ratio, source, scored, build, progress)
         build.summary.update(asdict(result))
     return result

@@ -89,7 +89,7 @@ def run(
     else:
         adapters.load(PHI, start.path(PHI))
     examples = load_examples(theta, source, scored)
-    with workspace.building(spec) as build:
+    with workspace.building(spec, progress.say) as build:
         job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)
         layers, num_steps = job.train_layers() if config.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())

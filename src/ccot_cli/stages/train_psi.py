@@ -89,7 +89,7 @@ def run(
     if ready := ready_result(workspace, spec, TrainPsiResult):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
     job = _Job(workspace, settings, ratio, load_matching_theta(settings, source), source, phi, progress)
-    with workspace.building(spec) as build:
+    with workspace.building(spec, progress.say) as build:
         result = job.train(build)
         build.summary.update(asdict(result))
     return result

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -34,7 +34,7 @@ from ccot_cli.workspace.artifact import (
     has_moved,
     read_manifest,
 )
-from ccot_cli.workspace.build import BUILDING_FILE, RETIRED, Build, open_folder, read_draft, replacement_folder
+from ccot_cli.workspace.build import BUILDING_FILE, NEW, RETIRED, Build, open_folder, read_draft, replacement_folder
 from ccot_cli.workspace.lock import describe_builder, lock
 
 CACHE_FOLDER = "cache"
@@ -57,13 +57,17 @@ class Workspace:
     """The command line, after `ccot`, that works on it; empty if Python does."""
 
     @classmethod
-    def create(cls, root: Path, preset: str) -> Self:
+    def create(cls, root: Path, preset: str, changes: Mapping[str, object] | None = None) -> Self:
         """Make a folder with the settings of a preset.
 
+        Args:
+            changes: Values of settings that differ from the preset's, such as `data.limit`.
+
         Raises:
-            UsageError: if the folder has settings already or cannot be made, or if there is no such preset.
+            UsageError: if the folder has settings already or cannot be made, if there is no such preset, or if a value
+                is refused.
         """
-        text = preset_text(preset)
+        text = preset_text(preset, changes)
         if (root / SETTINGS_FILE).exists():
             fix = f"edit {root / SETTINGS_FILE}, or choose another folder"
             raise UsageError(f"{root} is a workspace already", fix=fix)
@@ -150,6 +154,11 @@ class Workspace:
         folder = self.folder(stage)
         keys = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}") if path.parent.suffix != RETIRED)
         return [None, *keys] if (folder / MANIFEST_FILE).is_file() else list(keys)
+
+    def unfinished(self, stage: str) -> list[str]:
+        """Return the keys of a stage's artifacts of which only a part was made."""
+        drafts = self.folder(stage).glob(f"*/{BUILDING_FILE}")
+        return sorted({path.parent.name.removesuffix(NEW) for path in drafts} - {stage})
 
     def keys(self, stage: str) -> list[str]:
         """Return the keys of the artifacts that `require` would return."""
@@ -256,11 +265,14 @@ class Workspace:
             pass
 
     @contextmanager
-    def building(self, spec: ArtifactSpec) -> Iterator[Build]:
+    def building(self, spec: ArtifactSpec, say: Callable[[str], None] = lambda text: None) -> Iterator[Build]:
         """Make an artifact in a block; it exists after the block has ended without an exception.
 
         The work of an interrupted attempt from the same settings and inputs is reused, and so are the sound files of a
         damaged artifact. An artifact from other settings or inputs stays in use until the new one replaces it.
+
+        Args:
+            say: Told in a line if the work of an interrupted attempt is of no use and will be deleted.
 
         Raises:
             BusyError: if another process works on this workspace.
@@ -274,6 +286,8 @@ class Workspace:
             # A process that was killed while it moved its work into place may have left it beside the folder.
             is_left_over = old is None and replacement_folder(folder).exists()
             build_folder = replacement_folder(folder) if is_replaced or is_left_over else folder
+            if useless := self._useless_work(spec):
+                say(useless)
             build = Build(build_folder, open_folder(build_folder, draft, None if is_replaced else old))
             yield build
             build.finish(draft, folder)
@@ -317,6 +331,15 @@ class Workspace:
             if draft and (not has_work or any(path.name != BUILDING_FILE for path in folder.iterdir())):
                 return draft
         return None
+
+    def _useless_work(self, spec: ArtifactSpec) -> str:
+        """Say why an interrupted attempt cannot be resumed; empty if it can, or if there is none with any work."""
+        draft = self._begun(spec.stage, spec.key, has_work=True)
+        if draft is None or draft.spec.request == spec.request:
+            return ""
+        changed = differing_settings(draft.config, spec.config)
+        reasons = [f"{name} was {_on_one_line(then)}, now {_on_one_line(now)}" for name, (then, now) in changed.items()]
+        return f"an interrupted {spec.stage} is deleted, not resumed: {'; '.join(reasons) or 'what it is made from differs'}"
 
     def typed_for(self, stage: str, key: str | None) -> str | None:
         """Return the command that began or made an artifact; None if it is not recorded."""
