@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli.cli.console import TerminalProgress
-from ccot_cli.config import Settings, override
+from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
 from ccot_cli.data.problems import Problem, load_training, split_solution
 from ccot_cli.data.prompts import Encoder, Template
@@ -38,6 +38,7 @@ from ccot_cli.data.word_problems import MEDIUM, NOUNS, PEOPLE, WIDE, Limits, gen
 from ccot_cli.files import write_json
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.names import TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, BaselineName, ratio_name
+from ccot_cli.overrides import override
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE
 from ccot_cli.stages.methods import METHODS_FOLDER, baseline_key

@@ -4,8 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from ccot_cli.config import Settings, override, stage_config
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.errors import UsageError
+from ccot_cli.overrides import override
 
 
 def test_override_changes_what_it_names_and_nothing_else() -> None:

@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from ccot_cli.cli.app import app, run
-from ccot_cli.config import Settings, override
+from ccot_cli.config import Settings
 from ccot_cli.data.word_problems import (
     CLOSING,
     FAMILIES,
@@ -24,6 +24,7 @@ from ccot_cli.data.word_problems import (
     Limits,
     generate,
 )
+from ccot_cli.overrides import override
 from ccot_cli.settings_file import load_settings
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
 
 from ccot_cli.cli.app import run
-from ccot_cli.config import Settings, override
+from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
@@ -24,6 +24,7 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Reply, Seconds
 from ccot_cli.models.methods.prompting import prompted
+from ccot_cli.overrides import override
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
 

@@ -6,11 +6,12 @@ import pytest
 
 from ccot_cli import load
 from ccot_cli.cli.app import run
-from ccot_cli.config import Settings, override
+from ccot_cli.config import Settings
 from ccot_cli.errors import MissingError
 from ccot_cli.models.base.pretrained import PACKAGED_FOLDERS
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.names import EVERYDAY
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate
 from ccot_cli.stages.ask import Asker

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ccot_cli.config import Settings, override, with_absolute_paths
+from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
 from ccot_cli.names import SETTINGS_FILE
+from ccot_cli.overrides import override, with_absolute_paths
 from ccot_cli.settings_file import load_settings
 
 

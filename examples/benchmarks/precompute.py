@@ -20,7 +20,6 @@ import torch
 import typer
 from interleaved import Ratio, Round, ratio, report, take_turns
 
-from ccot_cli.config import override
 from ccot_cli.data.batches import plan_batches
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.prompts import EncodedProblem
@@ -28,6 +27,7 @@ from ccot_cli.models.base.random_model import random_theta
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.selection.gold import solution_ids
 from ccot_cli.names import EMBEDDED
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
 from ccot_cli.tensors.masks import pad_right

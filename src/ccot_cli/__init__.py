@@ -41,8 +41,9 @@ def load(
         ValueError: if the ratio is no number from 0 to 1.
         CcotError: if the folder is no workspace, or the method was not trained there.
     """
-    from ccot_cli.config import Settings, override
+    from ccot_cli.config import Settings
     from ccot_cli.names import parse_ratio
+    from ccot_cli.overrides import override
     from ccot_cli.stages.ask import Asker
     from ccot_cli.workspace.workspace import Workspace
 

@@ -21,10 +21,10 @@ from ccot_cli.config import (
     Settings,
     TrainPhiConfig,
     TrainPsiConfig,
-    override,
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.names import EVERYDAY, PRESETS
+from ccot_cli.overrides import override
 
 
 def _everyday() -> Settings:

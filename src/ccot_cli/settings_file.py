@@ -7,8 +7,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ccot_cli.config import Settings, override, refusal, with_absolute_paths
+from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
+from ccot_cli.overrides import override, refusal, with_absolute_paths
 
 
 class _StrictLoader(yaml.SafeLoader):

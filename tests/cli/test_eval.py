@@ -104,3 +104,19 @@ def test_a_prediction_has_its_question(trained: Path, capsys: Output) -> None:
     predictions = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(predictions) == 2
     assert all(each["question"].endswith("?") for each in predictions)
+
+
+def test_kept_evaluations_are_compared(trained: Path, capsys: Output) -> None:
+    for limit in ("3", "4"):
+        output(capsys, "eval", "--method", "ccot", "--limit", limit)
+    first, second = sorted(path.name for path in (trained / "eval").iterdir())
+    out, _ = output(capsys, "eval", "--compare", first, second)
+    head, row = out.splitlines()[1:]
+    assert head.split()[:3] == ["method", "r", "problems"]
+    assert row.split()[:3] == ["ccot", "0.1", "3"]
+    assert row.split()[-3:] == ["0", "0", "1.000"]
+    found = json.loads(output(capsys, "eval", "--compare", first, second, "--format", "json")[0])
+    assert found["comparisons"][0]["n"] == 3
+    assert len(list((trained / "eval").iterdir())) == 2
+    _, err = output(capsys, "eval", "--compare", first, "none", code=3)
+    assert f"one of {first}, {second}" in err

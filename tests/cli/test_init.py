@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ccot_cli.cli import app
-from ccot_cli.config import override
 from ccot_cli.names import PRESETS
+from ccot_cli.overrides import override
 from ccot_cli.presets import preset
 from ccot_cli.settings_file import load_settings
 from cli.running import Output

@@ -12,7 +12,8 @@ from typing import Any, Self
 import pytest
 
 from ccot_cli.cli import app, status
-from ccot_cli.config import Settings, override, stage_config
+from ccot_cli.config import Settings, stage_config
+from ccot_cli.overrides import override
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
 from cli.running import Output, finish

@@ -67,6 +67,25 @@ def test_a_chain_of_equations_has_the_annotations_alone() -> None:
     assert read_chain("Let x be 2 + 1 = 3.", "equations") == "Let x be 2 + 1 = 3."
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"test_question_column": "asked", "test_solution_column": "solution"},
+        {"test_question_column": "asked", "test_chain_column": "steps", "test_answer_column": "final"},
+    ],
+)
+def test_test_problems_may_have_columns_of_their_own(tmp_path: Path, columns: dict[str, str]) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"q": "a?", "chain": "1 + 1 = 2", "a": "2"}] * 3)
+    row = {"asked": "b?", "solution": "2 + 2 = 4\n#### 4", "steps": "2 + 2 = 4", "final": "4"}
+    test = write_jsonl(tmp_path / "b.jsonl", [row])
+    training = {"question_column": "q", "chain_column": "chain", "answer_column": "a"}
+    config = DataConfig(source=source, test_source=test, **training, **columns)
+    assert load_test(config, limit=None, seed=0) == [Problem("1", "b?", "2 + 2 = 4", "4")]
+    with pytest.raises(UsageError, match="has no column 'q'") as caught:
+        load_test(DataConfig(source=source, test_source=test, **training), limit=None, seed=0)
+    assert "data.test_…" in caught.value.fix
+
+
 @pytest.mark.parametrize("columns", [{}, {"chain_column": "chain", "answer_column": "result"}])
 def test_files_may_be_read_as_equations(tmp_path: Path, columns: dict[str, str]) -> None:
     rows = [{"question": f"q{n}", "answer": f"It is {n}+1=<<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}"} for n in range(20)]

@@ -6,7 +6,7 @@ import pytest
 from conftest import save_tiny
 from transformers import PreTrainedTokenizerFast
 
-from ccot_cli.config import override
+from ccot_cli.overrides import override
 from ccot_cli.workspace.workspace import Workspace
 from stages.runs import SMALL, MakeRun, Run
 

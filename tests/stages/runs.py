@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from ccot_cli.config import Settings, override
+from ccot_cli.config import Settings
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.names import BaselineName
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.problems import read_problems

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ccot_cli.config import Settings, override
+from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.errors import BusyError, CorruptError, UsageError
 from ccot_cli.models.methods.method import Reply, Seconds
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate
 from ccot_cli.stages.ask import Asker

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ccot_cli.config import override
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import BusyError, CorruptError, UsageError
 from ccot_cli.models.base.theta import load_theta
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score
 from ccot_cli.stages.inputs import load_examples, ready_result

@@ -10,12 +10,13 @@ import pytest
 from accelerator import mock_device
 from conftest import GSM8K, OTHER_FAMILIES
 
-from ccot_cli.config import ModelConfig, override
+from ccot_cli.config import ModelConfig
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.decoding import draft
 from ccot_cli.models.training.recipes.registry import RECIPES
 from ccot_cli.names import BaselineName
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, inputs, precompute, train_baseline
 from ccot_cli.stages.ask import Asker

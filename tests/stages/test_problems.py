@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ccot_cli.config import Settings, override
+from ccot_cli.config import Settings
 from ccot_cli.data.problems import load_test, load_training
 from ccot_cli.errors import UsageError
+from ccot_cli.overrides import override
 from ccot_cli.stages import problems
 from stages.runs import MakeRun
 

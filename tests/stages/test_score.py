@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ccot_cli.config import override
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.models.training.scorer import ScorerTraining
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score
 from stages.runs import MakeRun, same_tensors, stored_problems

@@ -1,8 +1,10 @@
 """Intervals and tests are those of the textbooks."""
 
+import random
+
 import pytest
 
-from ccot_cli.stages.statistics import interval, mcnemar, student, wilson
+from ccot_cli.stages.statistics import interval, mcnemar, paired_difference, student, wilson
 
 
 def test_wilson_intervals_are_those_of_the_textbook() -> None:
@@ -34,3 +36,17 @@ def test_mcnemar_is_the_sign_test_on_what_differs() -> None:
     assert mcnemar(0, 5) == pytest.approx(2 / 32)
     assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(2 * (1 + 8) / 256)
     assert mcnemar(900, 100) < 1e-100
+
+
+def test_the_interval_of_a_paired_difference_holds_the_truth_in_95_of_100_samples() -> None:
+    rng = random.Random(0)
+    for n, wins, losses in ((40, 0.1, 0.05), (200, 0.3, 0.1), (1000, 0.02, 0.02)):
+        held = 0
+        for _ in range(1000):
+            draws = [rng.random() for _ in range(n)]
+            won, lost = sum(draw < wins for draw in draws), sum(wins <= draw < wins + losses for draw in draws)
+            low, high = paired_difference(won, lost, n)
+            held += low <= wins - losses <= high
+        assert 0.93 <= held / 1000 <= 0.98
+    assert paired_difference(0, 0, 100) == (pytest.approx(-0.0192, abs=1e-4), pytest.approx(0.0192, abs=1e-4))
+    assert paired_difference(7, 2, 50) == tuple(-each for each in paired_difference(2, 7, 50)[::-1])

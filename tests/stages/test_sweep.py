@@ -4,8 +4,8 @@ from decimal import Decimal
 
 import pytest
 
-from ccot_cli.config import override
 from ccot_cli.errors import UsageError
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, sweep
 from ccot_cli.stages.methods import find_methods

@@ -4,9 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from ccot_cli.config import override
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.names import BaselineName
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, score
 from ccot_cli.stages.ask import Asker

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ccot_cli.config import override
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.decoding.phi import replay
 from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_phi
 from ccot_cli.stages.inputs import load_examples

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ccot_cli.config import TrainPsiConfig, override
+from ccot_cli.config import TrainPsiConfig
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.decoding.draft import Draft
@@ -21,6 +21,7 @@ from ccot_cli.models.training.draft import fit_draft
 from ccot_cli.models.training.end import MOST_EXTRA, fit_end
 from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
 from ccot_cli.models.training.psi import PsiTraining
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_psi
 from ccot_cli.stages.methods import find_methods

@@ -1,6 +1,6 @@
 """Figures on validation are those of the present caps."""
 
-from ccot_cli.config import override
+from ccot_cli.overrides import override
 from ccot_cli.stages import train_baseline
 from stages.runs import RATIO, MakeRun, Run, Told
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ccot_cli.config import Settings, override, stage_config
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.errors import CorruptError
+from ccot_cli.overrides import override
 from ccot_cli.workspace.artifact import FORMAT, ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
 from workspace.making import CONFIG, asked, edit_manifest, interrupt, make

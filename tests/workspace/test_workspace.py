@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ccot_cli.config import Settings, override, stage_config
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.errors import CorruptError, MissingError, UsageError
+from ccot_cli.overrides import override
 from ccot_cli.presets import preset_text
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import State, Workspace

@@ -1,7 +1,8 @@
 """`ccot eval`: measure accuracy and time of every trained method."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,7 +26,10 @@ from ccot_cli.cli.options import (
     resolve_anywhere,
 )
 from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
-from ccot_cli.cli.tables import Style, render, tables_of
+from ccot_cli.cli.tables import Style, comparison_table, render, tables_of
+
+if TYPE_CHECKING:
+    from ccot_cli.workspace.workspace import Workspace
 
 
 def evaluate(
@@ -50,6 +54,15 @@ def evaluate(
             rich_help_panel=WHAT,
         ),
     ] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            metavar="RUN RUN",
+            help="Measure nothing; compare two kept evaluations problem by problem: their names or folders.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     data: DataOption = None,
     limit: LimitOption = None,
     steps: StepsOption = None,
@@ -82,6 +95,7 @@ def evaluate(
     ccot eval --ratio 0.1 --controls
     ccot eval --methods all --format latex --plot frontier.svg
     ccot eval --steps 9 10
+    ccot eval --compare 2026-01-31-1 2026-01-31-2
     ccot eval --format json | jq '.rows[] | [.method, .ratio, .accuracy]'
     """
     changes = {
@@ -95,6 +109,9 @@ def evaluate(
         "eval.seed": seed,
     }
     workspace, settings, overrides = resolve_anywhere(folder, changes, sets)
+    if compare:
+        _show_comparison(workspace, compare, format)
+        return
     announce_unpacking(settings.model.name)
     if plot:
         check_plot(plot)
@@ -117,6 +134,16 @@ def evaluate(
     if plot:
         draw_frontier(result, plot)
         print_note(f"drawn into {plot}")
+
+
+def _show_comparison(workspace: "Workspace | None", runs: tuple[str, str], style: Literal[Style, "json"]) -> None:
+    from ccot_cli.stages.compare import compare
+
+    found = [asdict(each) for each in compare(workspace, runs)]
+    if style == "json":
+        print_json({"first": runs[0], "second": runs[1], "comparisons": found})
+    else:
+        print_line(render(comparison_table(runs, found), style))
 
 
 def show_tables(result: dict[str, Any], style: Style = "text") -> None:

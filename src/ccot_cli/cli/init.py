@@ -23,7 +23,7 @@ def init(
     ccot init llama --preset gsm8k-llama2-7b
     ccot init smol --set model.name=smollm2 --set model.prompt=auto --set data.source=everyday
     """
-    from ccot_cli.config import with_absolute_paths
+    from ccot_cli.overrides import with_absolute_paths
     from ccot_cli.workspace.workspace import Workspace
 
     changes = with_absolute_paths(dict(map(read_set, sets or ())), Path.cwd())

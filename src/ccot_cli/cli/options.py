@@ -203,7 +203,8 @@ def resolve_anywhere(
 def _changed_settings(
     workspace: "Workspace | None", changes: Mapping[str, object], sets: Sequence[str]
 ) -> "tuple[Settings, tuple[str, ...]]":
-    from ccot_cli.config import Settings, override, with_absolute_paths
+    from ccot_cli.config import Settings
+    from ccot_cli.overrides import override, with_absolute_paths
 
     given = {name: value for name, value in changes.items() if value is not None}
     for name, value in map(read_set, sets):

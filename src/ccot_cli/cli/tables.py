@@ -78,6 +78,38 @@ def subject(result: dict[str, Any]) -> str:
     return f"{'model in the package' if model == EMBEDDED else model}, {problems}"
 
 
+def comparison_table(runs: tuple[str, str], comparisons: Sequence[dict[str, Any]]) -> Table:
+    """Make the table of `Comparison`s of two evaluations."""
+    head = (
+        "method",
+        "r",
+        "problems",
+        "first",
+        "second",
+        "difference",
+        "95 % interval",
+        "only first",
+        "only second",
+        "p",
+    )
+    cells = [
+        (
+            each["method"],
+            f"{each['ratio']:g}",
+            f"{each['n']:,}",
+            f"{each['accuracy']:.3f}",
+            f"{each['other_accuracy']:.3f}",
+            f"{each['accuracy'] - each['other_accuracy']:+.3f}",
+            f"{each['low']:+.3f} – {each['high']:+.3f}",
+            f"{each['wins']:,}",
+            f"{each['losses']:,}",
+            _p_value(each["p"]),
+        )
+        for each in comparisons
+    ]
+    return Table(f"{runs[0]} (first) against {runs[1]} (second)", "<" + ">" * 9, head, cells)
+
+
 def _p_value(p: float | None) -> str:
     if p is None:
         return ""

@@ -113,10 +113,20 @@ def load_test(
             "no test problems are named",
             fix="set data.test_source, or give --data FILE to `ccot eval`",
         )
-    problems, bad = _read(config, source, config.test_split)
+    problems, bad = _read(_with_test_columns(config), source, config.test_split)
     if bad:
         raise _unfit(source, problems, bad)
     return of_steps(problems, steps or config.steps, source)[:limit]
+
+
+def _with_test_columns(config: DataConfig) -> DataConfig:
+    """Return the settings with the columns of the test problems in the place of those of training."""
+    columns = {"question_column": config.test_question_column or config.question_column}
+    if config.test_solution_column is not None:
+        columns |= {"solution_column": config.test_solution_column, "chain_column": None, "answer_column": None}
+    elif config.test_chain_column is not None:
+        columns |= {"chain_column": config.test_chain_column, "answer_column": config.test_answer_column}
+    return config.model_copy(update=columns)
 
 
 def lacks_test(config: DataConfig) -> bool:
@@ -202,7 +212,7 @@ def _check_columns(config: DataConfig, source: str, rows: list[tuple[int, DataRo
             raise UsageError(
                 f"{source} has no column {needed!r}; it has {', '.join(columns)}",
                 fix="name its columns: data.question_column with data.solution_column,"
-                " or with data.chain_column and data.answer_column",
+                " or with data.chain_column and data.answer_column (data.test_… for test problems)",
             )
 
 

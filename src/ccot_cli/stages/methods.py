@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from ccot_cli.config import DataConfig, Settings
+from ccot_cli.config import WITHOUT_EFFECT, DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
@@ -268,7 +268,7 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
         Decimal(str(each.manifest.summary["ratio"])): each.folder for each in own if each.manifest.stage == TRAIN_PSI
     }
     theta = load_matching_theta(settings, source)
-    test_settings = {name: getattr(settings.data, name) for name in ("test_source", "test_split")}
+    test_settings = {name: getattr(settings.data, name) for name in WITHOUT_EFFECT["data"]}
     data = DataConfig(**source.manifest.config["data"], **test_settings)
     baselines = {str(each.manifest.key): each.folder for each in own if each.manifest.stage == TRAIN_BASELINE}
     return Methods(theta, folders, settings, data, workspace, baselines, unusable)

@@ -3,9 +3,10 @@
 import json
 from dataclasses import dataclass
 
-from ccot_cli.config import DataConfig, Settings, override
+from ccot_cli.config import DataConfig, Settings
 from ccot_cli.data.problems import Problem, Split, load_test, load_training, of_steps
 from ccot_cli.names import PACKAGED, PRECOMPUTE
+from ccot_cli.overrides import override
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace
 

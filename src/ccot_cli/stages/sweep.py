@@ -11,12 +11,13 @@ from decimal import Decimal
 from itertools import product
 from typing import Any, NamedTuple
 
-from ccot_cli.config import Settings, override
+from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.methods.loading import fixed_ratio
 from ccot_cli.models.training.recipes.registry import RECIPES
 from ccot_cli.names import SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
+from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.evaluate import measure, problems_to_ask

@@ -339,7 +339,8 @@ class Workspace:
             return ""
         changed = differing_settings(draft.config, spec.config)
         reasons = [f"{name} was {_on_one_line(then)}, now {_on_one_line(now)}" for name, (then, now) in changed.items()]
-        return f"an interrupted {spec.stage} is deleted, not resumed: {'; '.join(reasons) or 'what it is made from differs'}"
+        why = "; ".join(reasons) or "what it is made from differs"
+        return f"an interrupted {spec.stage} is deleted, not resumed: {why}"
 
     def typed_for(self, stage: str, key: str | None) -> str | None:
         """Return the command that began or made an artifact; None if it is not recorded."""

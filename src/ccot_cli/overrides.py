@@ -1,0 +1,109 @@
+"""Change some settings, and say in plain words why a value is refused."""
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ccot_cli.config import PATH_SETTINGS, Settings
+from ccot_cli.errors import UsageError
+from ccot_cli.names import MODELS
+
+
+def with_absolute_paths(changes: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """Return changed settings with absolute paths in place of those relative to `folder`.
+
+    What is no existing file or folder, such as a name on the Hugging Face hub, stays as it is.
+    """
+    return {name: _absolute(value, folder) if name in PATH_SETTINGS else value for name, value in changes.items()}
+
+
+def _absolute(value: object, folder: Path) -> object:
+    # A folder that happens to be called "embedded" does not hide the model or data of that name.
+    if not isinstance(value, str) or value in MODELS:
+        return value
+    path = folder / Path(value).expanduser()
+    return str(path.resolve()) if path.exists() else value
+
+
+def override(settings: Settings, changes: Mapping[str, object]) -> Settings:
+    """Return the settings with some of them changed, each named as `section.setting`.
+
+    Raises:
+        UsageError: if a value is refused, or no setting has that name.
+    """
+    values = settings.model_dump()
+    for name, value in changes.items():
+        *sections, key = name.split(".")
+        target = values
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[key] = value
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise refusal(error) from None
+
+
+def refusal(error: ValidationError, *, where: str = "") -> UsageError:
+    """Turn the first error that pydantic found into one for people.
+
+    Args:
+        where: Put before the message, for example `ccot.yaml, line 3: `.
+    """
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or "settings"
+    if first["type"] == "extra_forbidden":
+        nearest = get_close_matches(name, _setting_names(), n=1)
+        fix = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(Settings.model_fields)}"
+        return UsageError(f"{where}no setting is called {name}", fix=fix)
+    got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r:.80})"  # A dict is a whole section.
+    return UsageError(f"{where}{name}: {_in_plain_words(first)}{got}", fix=_fix_for(first["loc"]))
+
+
+_KINDS = {
+    "int": "a whole number is needed",
+    "float": "a number is needed",
+    "finite": "a number is needed",
+    "bool": "true or false is needed",
+    "string": "a text is needed",
+    "tuple": "a list is needed",
+    "dict": "settings are needed, each as name: value",
+    "model": "settings are needed, each as name: value",
+}
+"""What to say of a value of the wrong kind, by the first word of pydantic's name for the error."""
+
+
+def _in_plain_words(error: ErrorDetails) -> str:
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than":
+            return f"a number above {limits['gt']} is needed"
+        case "greater_than_equal":
+            return f"a number of at least {limits['ge']} is needed"
+        case "literal_error":
+            return f"{limits['expected']} is needed"
+        case "missing" | "too_short" | "too_long" | "string_too_short":
+            return f"{'more' if 'short' in error['type'] or error['type'] == 'missing' else 'fewer'} values are needed"
+    reason = error["msg"].removeprefix("Value error, ")
+    return _KINDS.get(error["type"].partition("_")[0], f"{reason[:1].lower()}{reason[1:]}")
+
+
+def _fix_for(location: tuple[int | str, ...]) -> str:
+    """Say what a setting is by default, or what settings a section has."""
+    value: object = Settings().model_dump(mode="json")
+    path = [str(part) for part in location if isinstance(part, str)]
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return f"{'.'.join(path) or 'there'} has {', '.join(value)}" if path else f"there are {', '.join(value)}"
+    return f"the default is {json.dumps(value, ensure_ascii=False)}"
+
+
+def _setting_names() -> list[str]:
+    sections = Settings().model_dump()
+    inner = [f"{section}.{key}" for section, keys in sections.items() if isinstance(keys, dict) for key in keys]
+    return [*sections, *inner]
