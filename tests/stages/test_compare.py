@@ -52,7 +52,7 @@ def test_what_cannot_be_compared_is_refused(workspace: Workspace, tmp_path: Path
     one = write(tmp_path / "one", {"ccot": "+", "direct": "+"})
     none = write(tmp_path / "none", {"pause": "+"})
     later = write(tmp_path / "later", {"ccot": "+"}, first=5)
-    with pytest.raises(UsageError, match="no method in common: ccot at r = 0.1, direct at r = 0.1 and pause"):
+    with pytest.raises(UsageError, match=r"no method in common: ccot at r = 0\.1, direct at r = 0\.1 and pause"):
         compare(workspace, (one, none))
     with pytest.raises(UsageError, match="no problem in common"):
         compare(workspace, (one, later))
