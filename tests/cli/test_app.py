@@ -255,3 +255,17 @@ class TestHelp:
         with ccot("--help", FORCE_COLOR="1", TERM="xterm", **environ) as process:
             out, _ = process.communicate()
         assert (ESCAPE in out) == is_styled
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("ccot ask --method co", {"coconut", "cot"}),
+        ("ccot eval --methods few", {"few-shot"}),
+        ("ccot init --preset ev", {"everyday"}),
+        ("ccot ask --engine ", {"fast", "reference"}),
+    ],
+)
+def test_the_shell_completes_names(words: str, expected: set[str]) -> None:
+    with ccot(_CCOT_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=words) as process:
+        assert set(re.findall(r'"([\w-]+)"', process.communicate()[0])) == expected

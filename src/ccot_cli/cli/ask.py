@@ -15,6 +15,7 @@ import typer
 from ccot_cli.cli.console import TerminalProgress, loading, print_json, print_line, print_note
 from ccot_cli.cli.options import (
     HOW,
+    METHOD_NAMES,
     WHAT,
     DeviceOption,
     EngineOption,
@@ -24,6 +25,7 @@ from ccot_cli.cli.options import (
     announce_unpacking,
     read_ratio,
     resolve_anywhere,
+    starting_with,
 )
 from ccot_cli.errors import UsageError
 
@@ -60,6 +62,7 @@ def ask(
         str,
         typer.Option(
             metavar="NAME",
+            autocompletion=starting_with(METHOD_NAMES),
             help="ccot, or a method to compare with, such as direct, pause or cot.",
             rich_help_panel=WHAT,
         ),

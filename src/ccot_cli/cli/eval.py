@@ -9,6 +9,7 @@ import typer
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note
 from ccot_cli.cli.options import (
     HOW,
+    METHOD_NAMES,
     WHAT,
     WHERE,
     DataOption,
@@ -24,6 +25,7 @@ from ccot_cli.cli.options import (
     WorkspaceOption,
     announce_unpacking,
     resolve_anywhere,
+    starting_with,
 )
 from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
 from ccot_cli.cli.tables import Style, comparison_table, render, tables_of
@@ -41,6 +43,7 @@ def evaluate(
             "--methods",
             "--method",
             metavar="NAMES",
+            autocompletion=starting_with((*METHOD_NAMES, "all")),
             help="Methods such as ccot, direct, cot, pause, zero-shot or few-shot; repeat the option, or separate them"
             " by commas. 'all': trained ones and prompting. Default: trained ones, and the chain.",
             rich_help_panel=WHAT,

@@ -6,14 +6,20 @@ from typing import Annotated
 import typer
 
 from ccot_cli.cli.console import print_line, print_next
-from ccot_cli.cli.options import WHAT, WHERE, SetOption, read_set
+from ccot_cli.cli.options import WHAT, WHERE, SetOption, read_set, starting_with
 from ccot_cli.names import EMBEDDED, PRESETS, SETTINGS_FILE
 
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.", rich_help_panel=WHERE)],
     preset: Annotated[
-        str, typer.Option("--preset", help=f"Settings to start from: {', '.join(PRESETS)}.", rich_help_panel=WHAT)
+        str,
+        typer.Option(
+            "--preset",
+            autocompletion=starting_with(PRESETS),
+            help=f"Settings to start from: {', '.join(PRESETS)}.",
+            rich_help_panel=WHAT,
+        ),
     ] = EMBEDDED,
     sets: SetOption = None,
 ) -> None:

@@ -1,17 +1,26 @@
 """Options that several commands share, and how they change a workspace's settings."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from ccot_cli.cli.console import print_note
 from ccot_cli.errors import UsageError
-from ccot_cli.names import ENVIRONMENT_VARIABLE, MODELS, EngineName, check_between, model_name_meant, parse_ratio
+from ccot_cli.names import (
+    ENVIRONMENT_VARIABLE,
+    MODELS,
+    EngineName,
+    MethodName,
+    PromptingName,
+    check_between,
+    model_name_meant,
+    parse_ratio,
+)
 
 if TYPE_CHECKING:
     from ccot_cli.config import Settings
@@ -35,6 +44,14 @@ def read_ratio(text: str) -> Decimal:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
+
+def starting_with(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """Make a function that completes the beginning of a name, for the shell."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+METHOD_NAMES = (*get_args(MethodName), *get_args(PromptingName))
+"""What may be asked and evaluated."""
 
 WorkspaceOption = Annotated[
     Path | None,
