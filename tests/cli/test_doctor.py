@@ -22,7 +22,7 @@ class TestDoctor:
     def hub(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         """Whether the hub answers; these tests have no network."""
         answers = [True]
-        monkeypatch.setattr("ccot_cli.models.base.hub.hub_answers", lambda: answers[0])
+        monkeypatch.setattr("ccot_cli.hub.hub_answers", lambda: answers[0])
         return answers
 
     @pytest.mark.parametrize(
@@ -144,3 +144,12 @@ def test_a_file_that_has_to_be_unpacked_is_announced(
     out, err = output(capsys, *arguments, code=1 if "doctor" in arguments else 2)
     assert "bad.gguf holds no model that can be loaded" in out + err
     assert f"unpacking bad.gguf once, into {here / 'cache' / 'ccot' / 'models' / 'bad-'}" in err
+
+
+def test_a_data_set_of_the_hub_is_announced(here: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("huggingface_hub.constants.HF_HUB_OFFLINE", "datasets.config.HF_HUB_OFFLINE"):
+        monkeypatch.setattr(name, False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    _, err = output(capsys, "precompute", "--dry-run", "--data", "some/data", code=5)
+    assert "looking for data set some/data on the Hugging Face hub …\n" in err
+    assert "looking for data" not in output(capsys, "precompute", "--dry-run")[1]

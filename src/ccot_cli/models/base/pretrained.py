@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.errors import CcotError, ResourceError, UsageError
+from ccot_cli.hub import hub_answers
 from ccot_cli.models.base.gguf import SUFFIX, gguf_file, unpack
-from ccot_cli.models.base.hub import hub_answers
 from ccot_cli.names import EMBEDDED, EVERYDAY, model_name_meant
 
 EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from ccot_cli.models.base import hub
+from ccot_cli import hub
 
 
 @pytest.fixture
