@@ -121,7 +121,7 @@ def load_test(
 
 def _with_test_columns(config: DataConfig) -> DataConfig:
     """Return the settings with the columns of the test problems in the place of those of training."""
-    columns = {"question_column": config.test_question_column or config.question_column}
+    columns: dict[str, str | None] = {"question_column": config.test_question_column or config.question_column}
     if config.test_solution_column is not None:
         columns |= {"solution_column": config.test_solution_column, "chain_column": None, "answer_column": None}
     elif config.test_chain_column is not None:
