@@ -114,6 +114,18 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_several_in_a_row_stop_tra
 # Micro-batches
 
 
+def test_the_last_step_s_rate_and_gradient_are_told() -> None:
+    weight = nn.Parameter(torch.zeros(2, 2))
+    optimiser = Optimiser({"weight": weight}, learning_rate=0.1, num_steps=100)
+    told = []
+    for number in range(7):
+        descend(optimiser, 3 * weight.sum() * (float("nan") if number == 6 else 1))
+        told.append((optimiser.rate, optimiser.norm))
+    assert [rate for rate, _ in told[:5]] == pytest.approx([0.1 * (n + 1) / 5 * (1 - n / 100) for n in range(5)])
+    assert [norm for _, norm in told[:6]] == pytest.approx([6.0] * 6)
+    assert told[6][1] is None
+
+
 @pytest.mark.parametrize("fault", [torch.OutOfMemoryError("CUDA"), RuntimeError("CPU: not enough memory")])
 def test_if_memory_does_not_suffice_a_step_is_taken_in_smaller_parts(fault: Exception) -> None:
     weight, seen = nn.Parameter(torch.ones(2)), []

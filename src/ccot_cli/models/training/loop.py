@@ -74,7 +74,7 @@ def train(
     checkpoint and, on a CPU, ends in the same bits as an uninterrupted one.
 
     Args:
-        log: File with a JSON line for every step.
+        log: File with a JSON line for every step: loss, learning rate, and norm of the gradient before clipping.
         checkpoint: File with the optimiser's state; training resumes from it if it exists.
         label: Text of the progress bar.
         checkpoint_steps: Steps between two checkpoints.
@@ -102,7 +102,7 @@ def train(
         for loss in training.steps():
             step = optimiser.step_count
             advance(1, **figures(loss))
-            lines.append({"step": step, "loss": loss})
+            lines.append({"step": step, "loss": loss, "rate": optimiser.rate, "norm": optimiser.norm})
             if step % epoch == 0:
                 lines[-1].update(on_epoch(_mean_loss(lines[-epoch:])))
             is_stopping = is_stop_asked()

@@ -123,6 +123,8 @@ class Optimiser:
         self.learning_rate = learning_rate
         self.num_steps = num_steps
         self.step_count = 0
+        self.norm: float | None = None
+        """Of the last step's gradient, before clipping; None if it was not finite."""
         self._num_bad = 0
         trained = list(parameters.values())
         self._inner: torch.optim.Optimizer = (
@@ -150,7 +152,12 @@ class Optimiser:
             micro_batch_size=config.micro_batch_size,
         )
 
-    def _rate(self) -> float:
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last step."""
+        return float(self._inner.param_groups[0]["lr"])
+
+    def _next_rate(self) -> float:
         """Compute the learning rate of the step that comes next."""
         warm_up = max(1, round(WARM_UP * self.num_steps / len(self.restarts)))
         restart = max(start for start in self.restarts if start <= self.step_count)
@@ -184,12 +191,13 @@ class Optimiser:
         """Take a step with the gradients that are in the parameters; return their loss."""
         if self.step_count in self.restarts:
             self._inner.state.clear()
-        is_good = isfinite(loss)
+        is_good, self.norm = isfinite(loss), None
         if is_good:
-            norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), 1.0)
-            is_good = bool(norm.isfinite())
+            norm = float(nn.utils.clip_grad_norm_(list(self.parameters.values()), 1.0))
+            is_good = isfinite(norm)
+            self.norm = norm if is_good else None
         for group in self._inner.param_groups:
-            group["lr"] = self._rate()
+            group["lr"] = self._next_rate()
         if is_good:
             self._inner.step()
         self._num_bad = 0 if is_good else self._num_bad + 1
