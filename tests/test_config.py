@@ -1,33 +1,9 @@
-"""What overriding a setting does, and which settings a result depends on."""
-
-from decimal import Decimal
+"""Which settings a result depends on."""
 
 import pytest
 
 from ccot_cli.config import Settings, stage_config
-from ccot_cli.errors import UsageError
 from ccot_cli.overrides import override
-
-
-def test_override_changes_what_it_names_and_nothing_else() -> None:
-    changed = override(Settings(), {"data.limit": 64, "ratios": ["0.2"], "model.name": "x"})
-    assert (changed.data.limit, changed.ratios, changed.model.name) == (64, (Decimal("0.2"),), "x")
-    assert override(changed, {"data.limit": 4000, "ratios": (0.05, 0.1), "model.name": "embedded"}) == Settings()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("data.limit", 0, "data.limit: a number of at least 1 is needed"),
-        ("data.limits", 1, "no setting is called data.limits"),
-        ("date.limit", 1, "no setting is called date"),
-        ("model.prompt", "Q:", "model.prompt: a prompt must hold {question} once, or be auto"),
-        ("model.system", "Be brief.", "model: system is for prompt: auto; write your system prompt into the prompt"),
-    ],
-)
-def test_override_refuses_what_a_file_may_not_say(name: str, value: object, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        override(Settings(), {name: value})
 
 
 def test_settings_without_effect_on_the_result_do_not_change_a_stages_config() -> None:

@@ -81,9 +81,9 @@ def _in_plain_words(error: ErrorDetails) -> str:
     limits = error.get("ctx", {})
     match error["type"]:
         case "greater_than":
-            return f"a number above {limits['gt']} is needed"
+            return f"a number above {limits['gt']:g} is needed"
         case "greater_than_equal":
-            return f"a number of at least {limits['ge']} is needed"
+            return f"a number of at least {limits['ge']:g} is needed"
         case "literal_error":
             return f"{limits['expected']} is needed"
         case "missing" | "too_short" | "too_long" | "string_too_short":

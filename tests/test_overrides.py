@@ -1,0 +1,42 @@
+"""What overriding a setting does, and what is said of a value that is refused."""
+
+import re
+from decimal import Decimal
+
+import pytest
+
+from ccot_cli.config import Settings
+from ccot_cli.errors import UsageError
+from ccot_cli.overrides import override
+
+
+def test_override_changes_what_it_names_and_nothing_else() -> None:
+    changed = override(Settings(), {"data.limit": 64, "ratios": ["0.2"], "model.name": "x"})
+    assert (changed.data.limit, changed.ratios, changed.model.name) == (64, (Decimal("0.2"),), "x")
+    assert override(changed, {"data.limit": 4000, "ratios": (0.05, 0.1), "model.name": "embedded"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("data.limit", 0, "data.limit: a number of at least 1 is needed"),
+        ("data.limits", 1, "no setting is called data.limits"),
+        ("date.limit", 1, "no setting is called date"),
+        ("data.limit", "many", "data.limit: a whole number is needed (got 'many')"),
+        ("data.limit", True, "data.limit: true and false are not allowed here"),
+        ("model.offload", 3, "model.offload: true or false is needed (got 3)"),
+        ("model.name", 3, "model.name: a text is needed (got 3)"),
+        ("train_phi.learning_rate", 0, "train_phi.learning_rate: a number above 0 is needed (got 0)"),
+        ("train_phi.learning_rate", "fast", "train_phi.learning_rate: a number is needed (got 'fast')"),
+        ("train_phi.optimiser", "sgd", "train_phi.optimiser: 'adamw' or 'muon' is needed (got 'sgd')"),
+        ("data.steps", 3, "data.steps: a list is needed (got 3)"),
+        ("ratios", [], "ratios: more values are needed (got [])"),
+        ("eval", 3, "eval: settings are needed, each as name: value (got 3)"),
+        ("model.prompt", "Q:", "model.prompt: a prompt must hold {question} once, or be auto"),
+        ("model.system", "Be brief.", "model: system is for prompt: auto; write your system prompt into the prompt"),
+    ],
+)
+def test_override_refuses_what_a_file_may_not_say(name: str, value: object, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        override(Settings(), {name: value})
+    assert caught.value.fix
