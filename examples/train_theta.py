@@ -78,7 +78,7 @@ class Phase:
     """Most reasoning steps of a problem."""
 
 
-PHASES = (Phase(steps=11_000, most_steps=5), Phase(steps=5_500, most_steps=10))
+PHASES = (Phase(steps=11_000, most_steps=5), Phase(steps=4_200, most_steps=10))
 """Long problems last: they take longer, and consist of what short ones teach."""
 
 

@@ -11,6 +11,8 @@ from transformers import (
     DeepseekV3Config,
     DynamicCache,
     FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
     MambaConfig,
     MistralConfig,
     OPTConfig,
@@ -181,8 +183,10 @@ SIZES = {
         MistralConfig(**SIZES, sliding_window=4),
         Qwen2Config(**SIZES),
         Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=2),
+        Gemma2Config(**SIZES, sliding_window=4),
+        Gemma3TextConfig(**SIZES, sliding_window=4, layer_types=["sliding_attention", "full_attention"] * 2),
     ],
-    ids=["mistral", "qwen2", "qwen2 with windows in half of its layers"],
+    ids=["mistral", "qwen2", "qwen2 with windows in half of its layers", "gemma2", "gemma3"],
 )
 @torch.no_grad()
 def test_families_with_sliding_windows_equal_their_own_forward_pass(config: PretrainedConfig) -> None:
