@@ -17,8 +17,9 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
+from transformers import AutoModelForCausalLM
 
-from ccot_cli.models.base import adapters, theta
+from ccot_cli.models.base import adapters
 from ccot_cli.models.training import phi_layerwise
 
 DEVICE = torch.device("meta")
@@ -104,7 +105,7 @@ def _move_adapter(model: nn.Module, name: str) -> None:
 @contextmanager
 def mock_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield the name of the device; while it lasts, models may be moved there."""
-    make_tensor, load, add = torch.tensor, theta.AutoModelForCausalLM.from_pretrained, PeftModel.add_adapter
+    make_tensor, load, add = torch.tensor, AutoModelForCausalLM.from_pretrained, PeftModel.add_adapter
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
         made = make_tensor(data, **options)
@@ -134,7 +135,7 @@ def mock_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(adapters, "get_peft_model", attach_first)
     monkeypatch.setattr(PeftModel, "add_adapter", attach_another)
     monkeypatch.setattr(adapters, "set_peft_model_state_dict", set_state)
-    monkeypatch.setattr(theta.AutoModelForCausalLM, "from_pretrained", load_here)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_here)
     monkeypatch.setattr(phi_layerwise, "ThreadPoolExecutor", mocking)
     with _Mocking():
         yield DEVICE.type

@@ -223,6 +223,6 @@ def test_a_terminal_is_told_what_is_loaded(
     assert len(out.splitlines()) == 1
     assert "loading work …" in err
     _, err = output(capsys, "ask", "--input", str(path))
-    assert "0 of 1 questions" in err
+    assert "0 of 1 question" in err
     monkeypatch.setenv("TERM", "dumb")
     assert output(capsys, "ask", QUESTION)[1] == ""
