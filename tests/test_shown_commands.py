@@ -49,7 +49,7 @@ def examples() -> list[list[list[str]]]:
 def is_possible_at_once(words: list[str]) -> bool:
     """Return whether an example needs no network and no trained workspace, and trains nothing."""
     _, name, *options = words
-    if name in ("status", "verify", "problems", "init", "bench"):
+    if name in ("status", "config", "verify", "problems", "init", "bench"):
         return True
     if name == "precompute":
         return "--dry-run" in options
@@ -58,7 +58,7 @@ def is_possible_at_once(words: list[str]) -> bool:
 
 @pytest.fixture
 def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that the examples name, in an empty current folder, and an untrained workspace."""
+    """The files that the examples name, in an empty current folder, an untrained workspace, and two evaluations."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CCOT_WORKSPACE", raising=False)
     workspace = Workspace.create(Path("my-run"), EMBEDDED)
@@ -66,6 +66,10 @@ def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("questions.txt").write_text("".join(f"{row.question}\n" for row in rows), encoding="utf-8")
     for name in ("questions", "train", "test"):
         Path(f"{name}.jsonl").write_text("".join(map(as_line, rows)), encoding="utf-8")
+    for name in ("2026-01-31-1", "2026-01-31-2"):
+        Path(name).mkdir()
+        prediction = {"method": "ccot", "ratio": 0.1, "question": MIA, "is_correct": True}
+        Path(name, "predictions.jsonl").write_text(json.dumps(prediction) + "\n")
 
 
 def as_line(problem: Problem) -> str:
