@@ -149,7 +149,7 @@ class DataConfig(Section):
     limit: int | None = Field(default=4000, ge=1)
     """Most training problems."""
     validation_limit: int = Field(default=200, ge=1)
-    """Most validation problems."""
+    """Most validation problems; at most a tenth of a file's."""
     steps: Steps | None = None
     """Fewest and most reasoning steps of a problem; null: any (embedded: 2 to 8)."""
     seed: int = 0

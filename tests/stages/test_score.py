@@ -1,5 +1,7 @@
 """The selected states are those of the selected tokens, however `precompute` stored them."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 
 import pytest
@@ -11,7 +13,7 @@ from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score
-from stages.runs import MakeRun, same_tensors, stored_problems
+from stages.runs import RATIO, MakeRun, same_tensors, stored_problems
 
 
 def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_run: MakeRun) -> None:
@@ -72,3 +74,16 @@ def test_one_learned_scorer_serves_all_ratios(make_run: MakeRun, monkeypatch: py
     score.run(run.workspace, longer, Decimal("0.3"), progress=Progress())
     other = load_file(run.workspace.folder("score", "r0.30") / "scorer.safetensors")
     assert not all(torch.equal(each, other[name]) for name, each in scorers[0].items())
+
+
+def test_the_search_for_tokens_that_announce_counts_its_problems(make_run: MakeRun) -> None:
+    run, advanced = make_run(), []
+
+    class Counting(Progress):
+        @contextmanager
+        def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
+            yield lambda count=1, **figures: advanced.append((label, total))
+
+    run.precompute()
+    score.run(run.workspace, run.settings, RATIO, progress=Counting())
+    assert advanced.count(("tokens that announce what is new", 20)) == 20

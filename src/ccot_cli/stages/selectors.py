@@ -12,7 +12,7 @@ from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.scorer import Scorer
-from ccot_cli.models.selection.selector import Selector, fit_predictive
+from ccot_cli.models.selection.selector import NUM_SCORED, Selector, fit_predictive
 from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.progress import Progress
 from ccot_cli.workspace.artifact import Artifact
@@ -38,8 +38,9 @@ def fit_selector(
     """
     config = settings.score
     if config.selector == "predictive":
-        progress.say("looking for the tokens that announce what is new")
-        return fit_predictive(theta, train, ratio, batch_tokens=settings.precompute.batch_tokens)
+        tokens, count = settings.precompute.batch_tokens, min(NUM_SCORED, len(train))
+        with progress.task("tokens that announce what is new", total=count, unit="problems") as advance:
+            return fit_predictive(theta, train, ratio, batch_tokens=tokens, advance=advance)
     if config.selector != "learned":
         return Selector(config.selector, ratio, theta.encoder, seed=config.seed)
     layer = source.manifest.config["precompute"]["scorer_layer"]

@@ -13,7 +13,7 @@ Dimensions: B batch, T tokens of a solution, V vocabulary.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import log
 
@@ -69,13 +69,20 @@ def surprisals(
             yield from results
 
 
-def announcements(theta: Theta, problems: Sequence[EncodedProblem], *, batch_tokens: int) -> Tensor:
+def announcements(
+    theta: Theta,
+    problems: Sequence[EncodedProblem],
+    *,
+    batch_tokens: int,
+    advance: Callable[[], None] = lambda: None,
+) -> Tensor:
     """Score every token of the vocabulary: local surprisal minus θ's, in nats, averaged over its occurrences.
 
     Args:
         theta: The model, under whatever weights are in use.
         problems: Training problems; a thousand are enough.
         batch_tokens: Most tokens in a batch, padding included.
+        advance: Called after each problem.
 
     Returns:
         scores_V. Tokens that are in no chain get the overall mean.
@@ -99,5 +106,6 @@ def announcements(theta: Theta, problems: Sequence[EncodedProblem], *, batch_tok
             guess = 0.5 * bigram + 0.5 * written[following] / written.total()
             sums[token] += -log(guess) - surprisal
             counts[token] += 1
+        advance()
     overall = sums.sum() / counts.sum()
     return (sums + PRIOR_COUNT * overall) / (counts + PRIOR_COUNT)

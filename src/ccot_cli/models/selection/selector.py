@@ -6,7 +6,7 @@ Dimensions: M chain tokens, D width, V vocabulary.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -101,7 +101,14 @@ class Selector:
             ) from error
 
 
-def fit_predictive(theta: Theta, problems: Sequence[EncodedProblem], ratio: Decimal, *, batch_tokens: int) -> Selector:
+def fit_predictive(
+    theta: Theta,
+    problems: Sequence[EncodedProblem],
+    ratio: Decimal,
+    *,
+    batch_tokens: int,
+    advance: Callable[[], None] = lambda: None,
+) -> Selector:
     """Fit the predictive selector.
 
     Args:
@@ -109,11 +116,12 @@ def fit_predictive(theta: Theta, problems: Sequence[EncodedProblem], ratio: Deci
         problems: Training problems; scores come from the first `NUM_SCORED`.
         ratio: r.
         batch_tokens: Most tokens in a batch, padding included.
+        advance: Called after each problem that scores come from.
 
     Raises:
         ResourceError: if a single problem does not fit into memory.
     """
-    scores_V = announcements(theta, problems[:NUM_SCORED], batch_tokens=batch_tokens)
+    scores_V = announcements(theta, problems[:NUM_SCORED], batch_tokens=batch_tokens, advance=advance)
     lines = [theta.encoder.lines(problem.chain) for problem in problems]
     rounds = num_rounds(ratio, sum(map(len, lines)), sum(len(set(each)) for each in lines))
     return Selector("predictive", ratio, theta.encoder, rounds=rounds, scores_V=scores_V)
