@@ -25,7 +25,8 @@ from stages.runs import RATIO, MakeRun, Run, Stopping, Told
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_FAMILIES)]
+    "family",
+    ["llama", "qwen3", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", *OTHER_FAMILIES))],
 )
 def test_the_whole_pipeline_ends_in_a_table_and_an_answer(make_run: MakeRun, family: str) -> None:
     run = make_run(family=family)
