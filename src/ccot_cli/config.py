@@ -4,6 +4,7 @@ The docstring below a setting becomes its comment in `ccot.yaml`. Symbols in bra
 impossible values are refused.
 """
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
@@ -356,3 +357,11 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
 
 PATH_SETTINGS = ("model.name", "data.source", "data.test_source")
 """Settings that may name a file or a folder."""
+
+
+def by_dotted_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings, or those of some sections, by dotted name, such as `data.limit`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ccot_cli.config import PATH_SETTINGS, Settings
+from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
 from ccot_cli.errors import UsageError
 from ccot_cli.names import MODELS
 
@@ -86,8 +86,12 @@ def _in_plain_words(error: ErrorDetails) -> str:
             return f"a number of at least {limits['ge']:g} is needed"
         case "literal_error":
             return f"{limits['expected']} is needed"
-        case "missing" | "too_short" | "too_long" | "string_too_short":
-            return f"{'more' if 'short' in error['type'] or error['type'] == 'missing' else 'fewer'} values are needed"
+        case "missing" | "too_short":
+            return "more values are needed"
+        case "too_long":
+            return "fewer values are needed"
+        case "string_too_short":
+            return "a text that is not empty is needed"
     reason = error["msg"].removeprefix("Value error, ")
     return _KINDS.get(error["type"].partition("_")[0], f"{reason[:1].lower()}{reason[1:]}")
 
@@ -99,11 +103,10 @@ def _fix_for(location: tuple[int | str, ...]) -> str:
     for part in path:
         value = value.get(part) if isinstance(value, dict) else None
     if isinstance(value, dict):
-        return f"{'.'.join(path) or 'there'} has {', '.join(value)}" if path else f"there are {', '.join(value)}"
+        return f"{'.'.join(path)} has {', '.join(value)}" if path else f"there are {', '.join(value)}"
     return f"the default is {json.dumps(value, ensure_ascii=False)}"
 
 
 def _setting_names() -> list[str]:
     sections = Settings().model_dump()
-    inner = [f"{section}.{key}" for section, keys in sections.items() if isinstance(keys, dict) for key in keys]
-    return [*sections, *inner]
+    return [*sections, *by_dotted_name(sections)]

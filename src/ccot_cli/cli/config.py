@@ -15,12 +15,13 @@ def config(folder: WorkspaceOption = None, sets: SetOption = None, format: Forma
     ccot config --set train_phi.epochs=4 --format json | jq '."train_phi.epochs"'
     """
     workspace, settings, overrides = resolve_anywhere(folder, {}, sets)
+    from ccot_cli.config import by_dotted_name
     from ccot_cli.settings_file import setting_lines
 
     path = workspace.root / SETTINGS_FILE if workspace else None
     lines = setting_lines(path) if path else {}
     found: dict[str, dict[str, Any]] = {}
-    for name, value in _by_dotted_name(settings.model_dump(mode="json")).items():
+    for name, value in by_dotted_name(settings.model_dump(mode="json")).items():
         if name in overrides:
             origin = "--set"
         elif name in lines:
@@ -34,10 +35,3 @@ def config(folder: WorkspaceOption = None, sets: SetOption = None, format: Forma
     print_line(str(path) if path else "no workspace here; these are the settings of the model in the package")
     rows = [[name, json.dumps(each["value"], ensure_ascii=False), each["from"]] for name, each in found.items()]
     print_table(rows, align="<<<")
-
-
-def _by_dotted_name(values: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-    return found

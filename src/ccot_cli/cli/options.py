@@ -258,12 +258,15 @@ def announce_unpacking(model: str) -> bool:
     return file is not None
 
 
+def _may_be_on_hub(name: str) -> bool:
+    return not name.startswith((".", "/", "~")) and not Path(name).exists()
+
+
 def announce_data(source: str) -> None:
     """Say that a data set is looked for on the hub, which takes a while; nothing for other sources."""
     from ccot_cli.data.rows import names_file
 
-    is_local = source in PACKAGED or names_file(source) or source.startswith((".", "/", "~")) or Path(source).exists()
-    if not is_local:
+    if source not in PACKAGED and not names_file(source) and _may_be_on_hub(source):
         print_note(f"looking for data set {source} on the Hugging Face hub …")
 
 
@@ -271,8 +274,7 @@ def announce_model(model: str) -> None:
     """Say that a model is looked for on the hub or unpacked, which takes a while; nothing for other models."""
     if announce_unpacking(model):
         return
-    is_local = model in MODELS or model.startswith((".", "/", "~")) or Path(model).exists()
-    if not is_local and not model_name_meant(model):
+    if model not in MODELS and not model_name_meant(model) and _may_be_on_hub(model):
         print_note(f"looking for model {model} on the Hugging Face hub …")
 
 

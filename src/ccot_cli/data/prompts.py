@@ -54,8 +54,8 @@ def chat_prompt(tokenizer: Any, system: str | None) -> str:
     """
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
-            "model.prompt is auto, but the tokenizer has no chat template",
-            fix='set model.prompt, such as "{question}\\n"',
+            "the tokenizer has no chat template",
+            fix='set model.prompt to a text, such as "{question}\\n"',
         )
     messages = [{"role": "user", "content": QUESTION_FIELD}]
     if system is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ccot_cli.config import PATH_SETTINGS
+from ccot_cli.config import PATH_SETTINGS, by_dotted_name
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import sha256_of
 from ccot_cli.version import __version__
@@ -187,18 +187,14 @@ def has_moved(then: str | None, now: str | None) -> bool:
 
 def differing_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings whose values differ, as (then, now) by dotted name, sorted."""
-    before, after = _by_dotted_name(then), _by_dotted_name(now)
+    before, after = by_dotted_name(then), by_dotted_name(now)
     names = sorted({*before, *after})
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
-def _by_dotted_name(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
-
-
 def _without_paths(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return settings by dotted name, except for paths: the inputs hold fingerprints of what lies there."""
-    return {name: value for name, value in _by_dotted_name(config).items() if name not in PATH_SETTINGS}
+    return {name: value for name, value in by_dotted_name(config).items() if name not in PATH_SETTINGS}
 
 
 def now() -> datetime:

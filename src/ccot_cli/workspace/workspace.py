@@ -158,7 +158,7 @@ class Workspace:
     def unfinished(self, stage: str) -> list[str]:
         """Return the keys of a stage's artifacts of which only a part was made."""
         drafts = self.folder(stage).glob(f"*/{BUILDING_FILE}")
-        return sorted({path.parent.name.removesuffix(NEW) for path in drafts} - {stage})
+        return sorted({path.parent.name.removesuffix(NEW) for path in drafts})
 
     def keys(self, stage: str) -> list[str]:
         """Return the keys of the artifacts that `require` would return."""

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from contextlib import redirect_stderr
+from functools import cache
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -57,8 +58,15 @@ def _smollm2_file() -> Path:
 
 def unpacked_folder(path: Path) -> Path:
     """Return the folder of the cache for a file's model, whether it is there or not. It is named after the content."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "ccot" / "models" / f"{path.stem}-{sha256_of(path)[:12]}"
+    cache_folder, status = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser(), path.stat()
+    digest = _hash(path.resolve(), status.st_mtime_ns, status.st_size)
+    return cache_folder / "ccot" / "models" / f"{path.stem}-{digest[:12]}"
+
+
+@cache
+def _hash(path: Path, _mtime: int, _size: int) -> str:
+    """Hash a file once in a process, as long as it does not change: it may have gigabytes."""
+    return sha256_of(path)
 
 
 def unpack(path: Path) -> Path:

@@ -204,5 +204,5 @@ def _describe_prompt(encoder: Encoder) -> list[str]:
     try:
         prompt = f"model.prompt: auto is {chat_prompt(tokenizer, None)!r}"
     except UsageError as error:
-        prompt = error.message.replace("model.prompt is auto, but ", "no model.prompt: auto: ")
+        prompt = f"model.prompt: auto cannot be used: {error.message}"
     return [f"a text ends with {ends}", prompt]
