@@ -1,13 +1,17 @@
 """Which methods there are, by name and ratio."""
 
+from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
 from ccot_cli.config import Settings
-from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.errors import CorruptError, MissingError, UsageError
+from ccot_cli.names import SCORE, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
+from ccot_cli.workspace.artifact import MANIFEST_FILE
 from stages.runs import RATIO, MakeRun
 
 
@@ -59,3 +63,38 @@ def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -
     with pytest.raises(MissingError, match=r"0\.37 .*trained: 0, 1") as caught:
         Asker(run.workspace, run.settings, Decimal("0.37"))
     assert "--ratio 0" in caught.value.fix
+
+
+def flip_a_bit(path: Path) -> None:
+    """Change a bit in the middle of a file; its size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 64
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("stage", [TRAIN_PSI, TRAIN_PHI, SCORE, TRAIN_BASELINE])
+def test_what_was_damaged_since_it_was_made_is_not_used(make_run: MakeRun, stage: str) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    if stage == TRAIN_PSI:
+        run.train_psi()
+    if stage == TRAIN_BASELINE:
+        run.train_baseline("pause")
+    uses: dict[str, Callable[[], object]] = {
+        TRAIN_PSI: lambda: find_methods(run.workspace, run.settings).load(RATIO),
+        TRAIN_PHI: run.train_psi,
+        SCORE: lambda: run.train_baseline("gold"),
+        TRAIN_BASELINE: lambda: find_methods(run.workspace, run.settings).named("pause", RATIO),
+    }
+    folders = [path.parent for path in run.workspace.folder(stage).glob(f"*/{MANIFEST_FILE}")]
+    files = [path for path in sorted(folders[0].rglob("*")) if path.is_file() and path.name != MANIFEST_FILE]
+    assert files
+    for path in files:
+        sound = path.read_bytes()
+        flip_a_bit(path)
+        with pytest.raises(CorruptError, match=path.name):
+            uses[stage]()
+        path.write_bytes(sound)
+    uses[stage]()

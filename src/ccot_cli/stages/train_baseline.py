@@ -100,6 +100,7 @@ def _train(
     problems = theta.encoder.problems([item.problem for item in stored if not item.is_validation])
     setup = RecipeSetup(adapters, problems, ratio, config)
     if scored is not None:
+        scored.check()
         gold = [example.gold_JID for example in load_examples(theta, source, scored)[0]]
         setup = replace(setup, gold=gold, selector=Selector.load(theta, scored.folder))
     training = recipe.training(setup)

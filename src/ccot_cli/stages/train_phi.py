@@ -83,10 +83,12 @@ def run(
     theta = load_matching_theta(settings, source)
     config = settings.train_phi
     _check(config, theta)
+    scored.check()
     adapters = Adapters(theta)
     if start is None:
         adapters.add(PHI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
     else:
+        start.check()
         adapters.load(PHI, start.path(PHI))
     examples = load_examples(theta, source, scored)
     with workspace.building(spec, progress.say) as build:

@@ -112,6 +112,7 @@ class _Job:
         config = self.settings.train_psi
         self.adapters = Adapters(self.theta)
         self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
+        self.phi.check()
         self.adapters.load(PHI, self.phi.folder / PHI)
         self.adapters.add(PSI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
         stored = read_problems(self.source)

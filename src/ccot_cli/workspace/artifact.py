@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ccot_cli.config import PATH_SETTINGS, by_dotted_name
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.files import sha256_of
 from ccot_cli.version import __version__
 
@@ -96,6 +96,21 @@ class Artifact:
     folder: Path
     manifest: Manifest
 
+    @classmethod
+    def open(cls, folder: Path) -> Self | None:
+        """Read a folder's manifest; None if it has none.
+
+        Raises:
+            CorruptError: if the manifest cannot be read, or has a newer format.
+        """
+        try:
+            text = (folder / MANIFEST_FILE).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CorruptError(f"{error.filename} cannot be read: {error.strerror}", fix="check who owns it") from None
+        return cls(folder, read_manifest(folder / MANIFEST_FILE, text))
+
     @property
     def name(self) -> str:
         """Stage and key: `precompute`, `train-phi/r0.10`."""
@@ -124,6 +139,15 @@ class Artifact:
         """Tell whether every file exists with its size, without reading any."""
         paths = {self.path(name): record.size for name, record in self.manifest.files.items()}
         return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+    def check(self) -> None:
+        """Read every file, before what it holds is used.
+
+        Raises:
+            CorruptError: if one is not as the manifest says.
+        """
+        for path, reason in self.damaged():
+            raise CorruptError(f"{path} {reason}", fix=retrain_hint(self.folder))
 
     def damaged(self) -> Iterator[tuple[Path, str]]:
         """Read every file; yield the path of each that is not as the manifest says, and what is wrong with it."""

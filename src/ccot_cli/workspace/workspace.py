@@ -32,7 +32,6 @@ from ccot_cli.workspace.artifact import (
     differing_settings,
     draft_manifest,
     has_moved,
-    read_manifest,
 )
 from ccot_cli.workspace.build import BUILDING_FILE, NEW, RETIRED, Build, open_folder, read_draft, replacement_folder
 from ccot_cli.workspace.lock import describe_builder, lock
@@ -176,14 +175,8 @@ class Workspace:
             CorruptError: if its manifest cannot be read, is another artifact's, or has a newer format.
         """
         folder = self.folder(stage, key)
-        try:
-            text = (folder / MANIFEST_FILE).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise CorruptError(f"{error.filename} cannot be read: {error.strerror}", fix="check who owns it") from None
-        artifact = Artifact(folder, read_manifest(folder / MANIFEST_FILE, text))
-        if (artifact.manifest.stage, artifact.manifest.key) != (stage, key):
+        artifact = Artifact.open(folder)
+        if artifact is not None and (artifact.manifest.stage, artifact.manifest.key) != (stage, key):
             raise CorruptError(f"{folder} holds {artifact.name}", fix=f"move it back, or remove {folder}")
         return artifact
 

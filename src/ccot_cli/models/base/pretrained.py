@@ -4,17 +4,20 @@ Some names are short: those of the models in the package, and `smollm2`. A file 
 other name is a folder, or a model on the Hugging Face hub.
 """
 
+import json
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ccot_cli.config import ModelConfig
-from ccot_cli.errors import CcotError, ResourceError, UsageError
+from ccot_cli.errors import CcotError, CorruptError, ResourceError, UsageError
 from ccot_cli.hub import hub_answers
 from ccot_cli.models.base.gguf import SUFFIX, gguf_file, unpack
 from ccot_cli.names import EMBEDDED, EVERYDAY, model_name_meant
@@ -22,6 +25,7 @@ from ccot_cli.names import EMBEDDED, EVERYDAY, model_name_meant
 EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
 PACKAGED_FOLDERS = {EMBEDDED: EMBEDDED_FOLDER, EVERYDAY: EMBEDDED_FOLDER / "everyday"}
 """Models in the package."""
+_FETCH_AGAIN = "fetch the model again, with its own config.json"
 
 
 def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, PreTrainedModel]:
@@ -29,6 +33,7 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
 
     Raises:
         UsageError: if the name is not a model's.
+        CorruptError: if its weights are damaged, or not those that its configuration asks for.
         ResourceError: if files cannot be fetched.
     """
     file = gguf_file(config.name)
@@ -45,16 +50,47 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
     transformers.logging.disable_progress_bar()  # it would draw on stderr while only an answer is asked for
     try:
         source = unpack(file) if file else source
+        _refuse_foreign_shards(Path(source))
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        load = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **options)
-        model: PreTrainedModel = load(dtype=dtype)
+        # The report tells what does not fit; transformers itself would go on, or raise an error that names nothing.
+        options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        load = partial(AutoModelForCausalLM.from_pretrained, source, **options)
+        model: PreTrainedModel
+        model, report = load(dtype=dtype)
+        _refuse_other_tensors(config.name, report)
         if config.dtype == "auto" and model.dtype == torch.float16:
             # Gradients of states would be too small for float16. Loaded again rather than cast, because a cast would
             # round the frequencies of the positions too.
-            model = load(dtype=torch.bfloat16)
+            model, _ = load(dtype=torch.bfloat16)
+    except SafetensorError as error:
+        raise CorruptError(f"the weights of {config.name} cannot be read: {error}", fix=_FETCH_AGAIN) from error
     except (OSError, ValueError) as error:
         raise _explain(config.name, error) from error
     return tokenizer, model
+
+
+def _refuse_foreign_shards(folder: Path) -> None:
+    """Refuse an index that names anything but safetensors files of its own folder: others may run code when read."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CorruptError(f"{index} names {name!r}, which is no safetensors file beside it", fix=_FETCH_AGAIN)
+
+
+def _refuse_other_tensors(name: str, report: Mapping[str, Any]) -> None:
+    """Refuse weights that transformers would fill up with random numbers, or leave out."""
+    kinds = {
+        "missing_keys": "lack",
+        "unexpected_keys": "have, beyond what its configuration asks for,",
+        "mismatched_keys": "have, in another shape than its configuration asks for,",
+    }
+    for key, what in kinds.items():
+        tensors = sorted(each if isinstance(each, str) else each[0] for each in report[key])
+        if tensors:
+            more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+            raise CorruptError(f"the weights of {name} {what} {tensors[0]}{more}", fix=_FETCH_AGAIN)
 
 
 def _explain(name: str, error: Exception) -> CcotError:
