@@ -22,8 +22,11 @@ def refusal(tmp_path: Path, text: str) -> UsageError:
     return caught.value
 
 
-def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
-    assert load(tmp_path, "") == Settings()
+def test_an_empty_file_may_have_lost_its_settings_and_is_refused(tmp_path: Path) -> None:
+    for text in ("", "# nothing\n"):
+        with pytest.raises(UsageError, match="holds no settings"):
+            load(tmp_path, text)
+    assert load(tmp_path, "{}") == Settings()
 
 
 def test_a_number_written_as_1e_4_is_a_number(tmp_path: Path) -> None:

@@ -57,7 +57,16 @@ def write_json(path: Path, value: Any) -> None:
         ResourceError: if the disk is full.
     """
     with commit(path) as part:
-        part.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        part.write_bytes(json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return what `write_json` writes.
+
+    Raises:
+        ValueError: if it holds NaN or infinity, which JSON does not have.
+    """
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def sha256_of(path: Path) -> str:

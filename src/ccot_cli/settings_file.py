@@ -39,7 +39,7 @@ def load_settings(path: Path) -> Settings:
     try:
         loader = _StrictLoader(path.read_bytes())
         root = loader.get_single_node()
-        values = {} if root is None else loader.construct_document(root)
+        values = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", fix="check who owns it") from None
     # YAML raises ValueError for an impossible date, and RecursionError for a thousand brackets.
@@ -49,6 +49,9 @@ def load_settings(path: Path) -> Settings:
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         fix = "repair the file; ccot init in another folder writes a sound one"
         raise UsageError(f"{where}: {reason}", fix=fix) from None
+    if root is None:
+        fix = "ccot init in another folder writes a sound one; {} in the file means all defaults"
+        raise UsageError(f"{path} holds no settings", fix=fix)
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:

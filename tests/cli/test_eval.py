@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from workspace.making import edit_manifest
 
+from ccot_cli.workspace.workspace import Workspace
 from cli.running import Output, output
 
 
@@ -90,10 +92,10 @@ def test_test_problems_that_were_trained_on_are_pointed_out(
     lines = [{"question": row["question"], "answer": f"{row['chain']}\n#### {row['answer']}"} for row in rows]
     Path("own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if is_training_file:
-        path = trained / "precompute" / "manifest.json"
-        manifest = json.loads(path.read_text())
-        manifest["config"]["data"]["source"] = str(Path("own.jsonl").absolute())
-        path.write_text(json.dumps(manifest))
+        artifact = Workspace.open(trained).require("precompute")
+        config = artifact.manifest.config
+        data = config["data"] | {"source": str(Path("own.jsonl").absolute())}
+        edit_manifest(artifact, config=config | {"data": data})
     _, err = output(capsys, "eval", "--method", "cot", "--data", "./own.jsonl", "--limit", "2", "--no-save")
     assert ("warning: the test problems are those of training" in err) == is_training_file
 

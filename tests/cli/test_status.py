@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from workspace.making import edit_manifest
 
 from ccot_cli.cli import app, status
 from ccot_cli.config import Settings, stage_config
@@ -208,8 +209,6 @@ class TestStatus:
 
         monkeypatch.setattr(status, "datetime", Clock)
         finish(workspace, "precompute", num_shards=2)
-        path = workspace.folder("precompute") / "manifest.json"
-        made = {"created": datetime.fromisoformat(moment).astimezone().isoformat()}
-        path.write_text(json.dumps({**json.loads(path.read_text()), **made}))
+        edit_manifest(workspace.require("precompute"), created=datetime.fromisoformat(moment).astimezone())
         assert app.run(["status", "-w", "my-run"]) == 0
         assert capsys.readouterr().out.splitlines()[1].split(maxsplit=4)[4] == f"{text}  2 shards"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from ccot_cli.names import SCORE, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
 from ccot_cli.workspace.artifact import MANIFEST_FILE
-from stages.runs import RATIO, MakeRun
+from stages.runs import RATIO, MakeRun, flip_a_bit
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +62,6 @@ def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -
     with pytest.raises(MissingError, match=r"0\.37 .*trained: 0, 1") as caught:
         Asker(run.workspace, run.settings, Decimal("0.37"))
     assert "--ratio 0" in caught.value.fix
-
-
-def flip_a_bit(path: Path) -> None:
-    """Change a bit in the middle of a file; its size stays."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 64
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("stage", [TRAIN_PSI, TRAIN_PHI, SCORE, TRAIN_BASELINE])

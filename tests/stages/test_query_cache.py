@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from ccot_cli.stages import query_cache
-from stages.runs import MakeRun, Told, tensors_of
+from stages.runs import MakeRun, Told, flip_a_bit, tensors_of
 
 
 def test_queries_that_are_too_large_to_keep_are_run_anew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,10 +42,9 @@ def test_all_training_shares_the_kept_queries(make_run: MakeRun) -> None:
     told = Told()
     first = run.train_psi(told)
     assert not any("queries" in label for label in told.labels)
-    # Deleted, it is made again, and nothing else changes; what is no whole file is not read.
+    # Deleted or damaged, it is made again, and nothing else changes.
     kept[0].unlink()
-    with kept[1].open("ab") as file:
-        file.write(b"xx")
+    flip_a_bit(kept[1])
     weights = load_file(run.workspace.folder("train-psi", "r0.10") / "psi" / "adapter_model.safetensors")
     shutil.rmtree(run.workspace.folder("train-psi", "r0.10"))
     assert run.train_psi() == first

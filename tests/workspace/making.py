@@ -1,13 +1,12 @@
 """Artifacts of a few short files, finished or interrupted."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from ccot_cli.config import Settings, stage_config
-from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, Manifest, write_manifest
 from ccot_cli.workspace.workspace import Workspace
 
 CONFIG = stage_config(Settings(), "precompute")
@@ -57,4 +56,4 @@ def interrupt(workspace: Workspace, text: str = "half", **changes: Any) -> bool:
 def edit_manifest(artifact: Artifact, **changes: object) -> None:
     """Change what a finished artifact says of itself."""
     path = artifact.folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    write_manifest(path, Manifest.model_validate_json(path.read_bytes()).model_copy(update=changes))

@@ -1,5 +1,6 @@
 """A manifest says what an artifact is made from, and which files it has; damage is found."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,22 @@ class TestDamage:
             with pytest.raises(CorruptError, match=r"precompute/manifest\.json cannot be read"):
                 read("precompute")
 
+    def test_every_flipped_bit_and_every_cut_of_a_manifest_is_seen(self, workspace: Workspace) -> None:
+        path = make(workspace).folder / "manifest.json"
+        sound = path.read_bytes()
+        flipped = [sound[:at] + bytes([sound[at] ^ 1 << at % 8]) + sound[at + 1 :] for at in range(len(sound))]
+        for damaged in (*flipped, *(sound[:length] for length in range(len(sound))), sound + b" "):
+            path.write_bytes(damaged)
+            with pytest.raises(CorruptError):
+                workspace.require("precompute")
+        path.write_bytes(sound)
+        workspace.require("precompute")
+
     def test_a_later_format_is_refused_with_the_version_that_wrote_it(self, workspace: Workspace) -> None:
         artifact = make(workspace)
-        edit_manifest(artifact, format=FORMAT + 1, versions={"ccot": "9.0"}, files="of a kind not known yet")
+        path = artifact.folder / "manifest.json"
+        later = {"format": FORMAT + 1, "versions": {"ccot": "9.0"}, "files": "of a kind not known yet"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | later))
         with pytest.raises(CorruptError, match=r"was written by a newer ccot, 9\.0"):
             interrupt(workspace)
         assert (artifact.folder / "a.txt").exists()
@@ -98,6 +112,6 @@ class TestDamage:
         artifact = make(workspace)
         (tmp_path / "secret").write_text("A")
         (artifact.folder / "link").symlink_to(tmp_path / "secret")
-        edit_manifest(artifact, files={name: {"sha256": artifact.manifest.files["a.txt"].sha256, "size": 1}})
+        edit_manifest(artifact, files={name: artifact.manifest.files["a.txt"]})
         with pytest.raises(CorruptError, match="leads out of"):
             list(workspace.require("precompute").damaged())

@@ -17,12 +17,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ccot_cli.config import PATH_SETTINGS, by_dotted_name
 from ccot_cli.errors import CorruptError, retrain_hint
-from ccot_cli.files import sha256_of
+from ccot_cli.files import json_bytes, sha256_of, write_json
 from ccot_cli.version import __version__
 
 FORMAT = 1
 """Version of the layout on disk; an artifact of a later one is refused."""
 MANIFEST_FILE = "manifest.json"
+SEAL = "sha256"
+"""The manifest's entry with the hash of all others."""
 OTHER_BYTES = "does not hold the bytes that were written"
 
 
@@ -182,6 +184,16 @@ def draft_manifest(spec: ArtifactSpec, command: tuple[str, ...]) -> Manifest:
     )
 
 
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write a manifest with its own hash, atomically.
+
+    Raises:
+        ResourceError: if the disk is full.
+    """
+    values = manifest.model_dump(mode="json")
+    write_json(path, {SEAL: _digest(values), **values})
+
+
 def read_manifest(path: Path, text: bytes) -> Manifest:
     """Parse a manifest.
 
@@ -189,16 +201,21 @@ def read_manifest(path: Path, text: bytes) -> Manifest:
         path: Where it was read, for errors.
 
     Raises:
-        CorruptError: if it is no manifest, or a newer version of the package wrote it.
+        CorruptError: if it is no manifest, not the bytes that were written, or a newer version of the package wrote it.
     """
+    fix = f"remove {path} and run the stage again"
     try:
         values = json.loads(text)
         if values["format"] > FORMAT:
             raise CorruptError(f"{path} was written by a newer ccot, {values['versions']['ccot']}", fix="upgrade ccot")
-        return Manifest.model_validate(values)
-    except (ValueError, KeyError, TypeError) as error:
+        is_whole = text == json_bytes(values) and values.pop(SEAL, None) == _digest(values)
+        manifest = Manifest.model_validate(values)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is no manifest"
-        raise CorruptError(f"{path} cannot be read: {reason}", fix=f"remove {path} and run the stage again") from None
+        raise CorruptError(f"{path} cannot be read: {reason}", fix=fix) from None
+    if not is_whole:
+        raise CorruptError(f"{path} {OTHER_BYTES}", fix=fix)
+    return manifest
 
 
 def has_moved(then: str | None, now: str | None) -> bool:

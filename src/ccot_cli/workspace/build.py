@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ccot_cli.files import PART, flush_to_disk, set_usual_mode, sha256_of, write_json
-from ccot_cli.workspace.artifact import MANIFEST_FILE, Artifact, FileRecord, Manifest, now
+from ccot_cli.workspace.artifact import MANIFEST_FILE, Artifact, FileRecord, Manifest, now, write_manifest
 
 BUILDING_FILE = "building.json"
 NEW, RETIRED = ".new", ".old"
@@ -56,7 +56,7 @@ class Build:
                 folder.rename(retired)
             self.folder.rename(folder)
             flush_to_disk(folder.parent)
-        write_json(folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
+        write_manifest(folder / MANIFEST_FILE, manifest)
         for path in (retired, *(folder / name for name in temporary)):
             remove(path)
 

@@ -54,7 +54,7 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         # The report tells what does not fit; transformers itself would go on, or raise an error that names nothing.
         options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
-        load = partial(AutoModelForCausalLM.from_pretrained, source, **options)
+        load: Any = partial(AutoModelForCausalLM.from_pretrained, source, **options)
         model: PreTrainedModel
         model, report = load(dtype=dtype)
         _refuse_other_tensors(config.name, report)
