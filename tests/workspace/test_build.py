@@ -11,6 +11,7 @@ import pytest
 
 from ccot_cli.config import stage_config
 from ccot_cli.files import sha256_of
+from ccot_cli.workspace import build
 from ccot_cli.workspace.workspace import State, Workspace
 from workspace.making import CONFIG, asked, interrupt, make
 
@@ -123,6 +124,31 @@ def test_a_kill_while_one_takes_anothers_place_loses_neither(
     assert list(workspace.require("train-phi", "r0.10").manifest.files) == ["c.txt"]
     assert workspace.finished("train-phi") == ["r0.10"]
     assert [path.name for path in (workspace.root / "train-phi").iterdir()] == ["r0.10"]
+
+
+@pytest.mark.parametrize("removal", [1, 2, 3, 4])
+def test_a_kill_during_the_last_clean_up_leaves_nothing_for_good(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, removal: int
+) -> None:
+    make(workspace, inputs={"model": "other"})
+    calls, remove = [], build.remove
+
+    def killed(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == removal + before:
+            raise KeyboardInterrupt
+        remove(path)
+
+    before = 1  # The first removal makes room for the retired folder.
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), workspace.building(asked()) as made:
+        (made.folder / "a.txt").write_text("A")
+        made.scratch("checkpoint").write_text("C")
+        made.scratch("log").write_text("L")
+        patch.setattr(build, "remove", killed)
+    ready = workspace.ready(asked())
+    assert ready is not None
+    assert sorted(path.name for path in ready.folder.iterdir()) == ["a.txt", "manifest.json"]
+    assert [path.name for path in workspace.root.glob("precompute*")] == ["precompute"]
 
 
 def test_a_sound_artifact_is_rebuilt_from_nothing(workspace: Workspace) -> None:

@@ -106,6 +106,17 @@ def open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
     return is_resumed
 
 
+def left_over(artifact: Artifact) -> list[Path]:
+    """Return what a process that was killed after it had written the manifest has left of its work."""
+    folder = artifact.folder
+    if not (folder / BUILDING_FILE).exists():
+        return []
+    kept = {MANIFEST_FILE, BUILDING_FILE, *(name.split("/")[0] for name in artifact.manifest.files)}
+    others = [path for path in folder.iterdir() if path.name not in kept]
+    # The draft goes last, because it tells that there is something to remove.
+    return [folder.with_name(folder.name + RETIRED), *others, folder / BUILDING_FILE]
+
+
 def replacement_folder(folder: Path) -> Path:
     """Return the folder in which an artifact is made that will replace the finished one of `folder`."""
     return folder.with_name(folder.name + NEW)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self, get_args
 
 from ccot_cli.config import PATH_SETTINGS, Settings, stage_config
-from ccot_cli.errors import CorruptError, MissingError, UsageError
+from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
 from ccot_cli.files import commit
 from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES, BaselineName
 from ccot_cli.presets import preset_text
@@ -33,7 +33,17 @@ from ccot_cli.workspace.artifact import (
     draft_manifest,
     has_moved,
 )
-from ccot_cli.workspace.build import BUILDING_FILE, NEW, RETIRED, Build, open_folder, read_draft, replacement_folder
+from ccot_cli.workspace.build import (
+    BUILDING_FILE,
+    NEW,
+    RETIRED,
+    Build,
+    left_over,
+    open_folder,
+    read_draft,
+    remove,
+    replacement_folder,
+)
 from ccot_cli.workspace.lock import describe_builder, lock
 
 CACHE_FOLDER = "cache"
@@ -229,7 +239,10 @@ class Workspace:
                 and this one does not. A command that merely forgot an option must not replace the work of hours.
         """
         if match := self.matching(spec):
-            return match if match.is_complete() else None
+            if not match.is_complete():
+                return None
+            self._remove_left_over(match)
+            return match
         artifact, folder = self.artifact(spec.stage, spec.key), self.folder(spec.stage, spec.key)
         for manifest in (artifact.manifest if artifact else None, self._begun(spec.stage, spec.key, has_work=True)):
             if manifest is None:
@@ -247,6 +260,13 @@ class Workspace:
         """Return the artifact, complete or damaged, if it was made from these settings and inputs."""
         artifact = self.artifact(spec.stage, spec.key)
         return artifact if artifact and artifact.manifest.spec.request == spec.request else None
+
+    def _remove_left_over(self, artifact: Artifact) -> None:
+        """Finish the clean-up of a finished artifact, unless another process works here or the folder is read-only."""
+        if left_over(artifact):
+            with suppress(BusyError, UsageError), lock(self.root, self.typed):
+                for path in left_over(artifact):
+                    remove(path)
 
     def refuse_while_busy(self) -> None:
         """Raise early, before anything slow is loaded, if another process works on this workspace.
