@@ -140,11 +140,14 @@ def test_a_kill_during_the_last_clean_up_leaves_nothing_for_good(
         remove(path)
 
     before = 1  # The first removal makes room for the retired folder.
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), workspace.building(asked()) as made:
-        (made.folder / "a.txt").write_text("A")
-        made.scratch("checkpoint").write_text("C")
-        made.scratch("log").write_text("L")
+    making = workspace.building(asked())
+    made = making.__enter__()
+    for path in (made.folder / "a.txt", made.scratch("checkpoint"), made.scratch("log")):
+        path.write_text("A")
+    with monkeypatch.context() as patch:
         patch.setattr(build, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            making.__exit__(None, None, None)
     ready = workspace.ready(asked())
     assert ready is not None
     assert sorted(path.name for path in ready.folder.iterdir()) == ["a.txt", "manifest.json"]
