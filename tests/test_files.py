@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ccot_cli.errors import ResourceError
-from ccot_cli.files import check_space, commit, free_bytes, human_bytes, sha256_of, write_json
+from ccot_cli.files import check_space, commit, free_bytes, human_bytes, sha256_of, strict_json, write_json
 
 
 def test_a_committed_file_holds_what_was_written_and_leaves_no_part(tmp_path: Path) -> None:
@@ -133,6 +133,16 @@ def test_json_keeps_its_letters_and_refuses_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "y.json", float("nan"))
     assert not (tmp_path / "y.json.part").exists()
+
+
+@pytest.mark.parametrize("text", ["NaN", '{"a": -Infinity}', "1e999", '{"a": 1, "a": 2}', '[{"b": 1, "b": 1}]', "{"])
+def test_json_that_could_not_be_written_again_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        strict_json(text)
+
+
+def test_other_json_is_read() -> None:
+    assert strict_json(b'{"a": [1.5, null, "x"], "b": {"a": 1}}') == {"a": [1.5, None, "x"], "b": {"a": 1}}
 
 
 def test_sha256_of_the_empty_file(tmp_path: Path) -> None:

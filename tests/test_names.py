@@ -14,7 +14,7 @@ def test_a_ratios_name_holds_the_ratio(ratio: Decimal) -> None:
     assert parse_ratio(ratio_name(parse_ratio(ratio))[1:]) == ratio
 
 
-@pytest.mark.parametrize("value", ["nan", "-0.1", "1.01", "", "a", None, "inf"])
+@pytest.mark.parametrize("value", ["nan", "-0.1", "1.01", "", "a", None, "inf", "1e-9999999", "1e-7", "0.1000001"])
 def test_what_is_no_ratio_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="ratio"):
         parse_ratio(value)

@@ -36,6 +36,8 @@ from ccot_cli.names import (
 Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda ratio: f"{ratio:f}", return_type=str)]
 """Compression ratio [r]: 0 answers at once, 1 writes the explicit chain."""
 
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""Seed of random choices, as torch takes them."""
 SelectingRatio = Annotated[Ratio, AfterValidator(check_between)]
 """Compression ratio between 0 and 1, at which tokens are selected."""
 
@@ -153,7 +155,7 @@ class DataConfig(Section):
     """Most validation problems; at most a tenth of a file's."""
     steps: Steps | None = None
     """Fewest and most reasoning steps of a problem; null: any (embedded: 2 to 8)."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the generators and of the choice of validation problems."""
 
     @model_validator(mode="after")
@@ -186,7 +188,7 @@ class ScoreConfig(Section):
     """Architecture of the learned scorer."""
     scorer_steps: int = Field(default=400, ge=1)
     """Training steps of the learned scorer."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the random selector and of the learned scorer's training."""
 
 
@@ -217,7 +219,7 @@ class TrainPhiConfig(Section):
     """Steps between checkpoints; layerwise writes one after every layer instead."""
     start: str | None = None
     """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4; null: a new φ."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of problems and of the adapter's first weights."""
 
 
@@ -246,7 +248,7 @@ class TrainPsiConfig(Section):
     """Logit that END must exceed to stop [0]; `ends: late` may want a higher one."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between checkpoints, from which an interrupted run resumes."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of problems and of the adapter's first weights."""
 
 
@@ -261,7 +263,7 @@ class EvalConfig(Section):
     """Solved training problems that few-shot prompting shows."""
     steps: Steps | None = None
     """Fewest and most reasoning steps of a test problem; null: data.steps."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the embedded test problems."""
 
 

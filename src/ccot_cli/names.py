@@ -44,6 +44,9 @@ BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "s
 MethodName = Literal["ccot", BaselineName]
 
 
+SMALLEST_RATIO = Decimal("0.000001")
+
+
 def parse_ratio(value: object) -> Decimal:
     """Read a compression ratio as the decimal that the user wrote.
 
@@ -56,6 +59,8 @@ def parse_ratio(value: object) -> Decimal:
         raise ValueError(f"a ratio is a number like 0.1, not {value!r}") from None
     if not ratio.is_finite() or not 0 <= ratio <= 1:
         raise ValueError(f"a ratio lies between 0 and 1, {value} does not")
+    if ratio and (ratio < SMALLEST_RATIO or ratio % SMALLEST_RATIO):
+        raise ValueError(f"a ratio has at most {-SMALLEST_RATIO.adjusted()} decimals, {value} has more")
     return ratio.normalize() + 0  # Adding 0 turns -0 into 0.
 
 

@@ -84,6 +84,8 @@ def _in_plain_words(error: ErrorDetails) -> str:
             return f"a number above {limits['gt']:g} is needed"
         case "greater_than_equal":
             return f"a number of at least {limits['ge']:g} is needed"
+        case "less_than_equal":
+            return f"a number of at most {limits['le']} is needed"
         case "literal_error":
             return f"{limits['expected']} is needed"
         case "missing" | "too_short":

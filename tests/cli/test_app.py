@@ -81,7 +81,12 @@ class TestErrors:
         assert error.endswith("error: it broke\n")
 
     @pytest.mark.parametrize(
-        ("number", "code", "said"), [(errno.ENOSPC, 5, "no space left"), (errno.EACCES, 2, "permission denied")]
+        ("number", "code", "said"),
+        [
+            (errno.ENOSPC, 5, "no space left"),
+            (errno.EACCES, 2, "permission denied"),
+            (errno.ENAMETOOLONG, 2, "file name too long"),
+        ],
     )
     def test_what_the_system_refuses_is_no_internal_error(
         self, number: int, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Output

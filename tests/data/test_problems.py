@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,12 @@ def test_every_kind_of_file_gives_the_same_problems(
     assert list(found) == [problem.id for problem in loaded.train + loaded.validation]
     assert set(found) == {str(number) for number in range(1, 31)}
     assert found["5"] == Problem("5", 'Ünicode, "quoted"\r\nand on two lines?', "4 + 1 = 5", "5")
+
+
+def test_a_pipe_is_refused_because_it_is_read_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "problems.jsonl")
+    with pytest.raises(UsageError, match="is a pipe"):
+        load_training(DataConfig(source=str(tmp_path / "problems.jsonl")))
 
 
 def test_chain_and_answer_may_stand_in_columns_of_their_own(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """`ccot ask`: answer questions."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from decimal import Decimal
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 
@@ -28,6 +26,7 @@ from ccot_cli.cli.options import (
     starting_with,
 )
 from ccot_cli.errors import UsageError
+from ccot_cli.files import strict_json
 
 if TYPE_CHECKING:
     from ccot_cli.stages.ask import Asker, AskResult
@@ -209,19 +208,6 @@ def _answer_lines(
 _JSON_LINES = 'write one JSON object a line: {"id": 1, "question": "..."}'
 
 
-def _refuse_constant(name: str) -> None:
-    """Refuse NaN and Infinity, which Python's reader accepts and JSON does not have."""
-    raise ValueError(f"{name} is not JSON")
-
-
-def _read_finite(text: str) -> float:
-    """Read a number, and refuse one such as 1e999 that could not be printed again."""
-    number = float(text)
-    if not isfinite(number):
-        raise ValueError(f"{text} is too large")
-    return number
-
-
 def _parse_text(asker: "Asker", content: bytes) -> ParsedLine:
     """Take a whole line as its question."""
     try:
@@ -233,7 +219,7 @@ def _parse_text(asker: "Asker", content: bytes) -> ParsedLine:
 def _parse_json(asker: "Asker", content: bytes) -> ParsedLine:
     """Read the question of a line of JSON, or say what is wrong with the line."""
     try:
-        fields = json.loads(content, parse_constant=_refuse_constant, parse_float=_read_finite)
+        fields = strict_json(content)
     except (ValueError, RecursionError):
         return ParsedLine({}, "", "not JSON")
     if not isinstance(fields, dict):

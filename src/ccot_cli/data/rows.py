@@ -1,12 +1,12 @@
 """Read rows of named columns from a .jsonl, .csv or .parquet file, or from a hub data set."""
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ccot_cli.errors import ResourceError, UsageError
+from ccot_cli.files import strict_json
 from ccot_cli.hub import hub_answers
 
 DataRow = dict[str, Any] | ValueError
@@ -31,6 +31,8 @@ def read_rows(source: str, *, subset: str | None, split: str) -> list[tuple[int,
         ResourceError: if the hub cannot be reached.
     """
     path = Path(source).expanduser()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UsageError(f"{source} is a pipe or a device", fix="write the problems into a file: they are read again")
     if names_file(source):
         return _read_file(source, path)
     if path.is_file():
@@ -64,7 +66,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, DataRow]]:
 
 def _parse_json(line: str) -> DataRow:
     try:
-        row = json.loads(line)
+        row = strict_json(line)
     except (ValueError, RecursionError):
         return ValueError("it is not JSON")
     return row if isinstance(row, dict) else ValueError("it is JSON, but not an object with columns")

@@ -12,7 +12,7 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.models.base import theta
 from ccot_cli.models.base.blocks import Blocks
-from ccot_cli.models.base.theta import load_theta
+from ccot_cli.models.base.theta import load_theta, resolve_device
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,12 @@ def test_a_model_that_does_not_fit_the_device_says_what_it_needs(monkeypatch: py
     monkeypatch.setattr(PreTrainedModel, "to", full)
     with pytest.raises(ResourceError, match=r"embedded needs 0\.0 GB, more than is free on cpu"):
         load_theta(ModelConfig())
+
+
+@pytest.mark.parametrize("name", ["meta", "nowhere", "cuda:99"])
+def test_a_device_that_computes_nothing_here_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"no device '{name}'"):
+        resolve_device(name)
 
 
 def test_a_folder_that_is_no_model_is_not_looked_for_elsewhere(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).tolist()  # A device such as `meta` computes nothing.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         first_line = str(error).splitlines()[0]
         raise UsageError(f"no device {name!r}: {first_line}", fix="--device cpu, or --device auto") from None
     return device
