@@ -60,6 +60,13 @@ def test_a_damaged_header_is_refused(folder: Path) -> None:
         load_theta(ModelConfig(name=str(folder)))
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": [1]}}', "\xff"])
+def test_an_index_that_is_none_is_refused(folder: Path, text: str) -> None:
+    (folder / INDEX).write_text(text, encoding="latin-1")
+    with pytest.raises(CorruptError, match="cannot be read"):
+        load_theta(ModelConfig(name=str(folder)))
+
+
 @pytest.mark.parametrize("named", ["pytorch_model.bin", "../other.safetensors", "/tmp/other.safetensors"])
 def test_an_index_names_only_safetensors_files_of_its_folder(folder: Path, named: str) -> None:
     tensors = load_file(folder / WEIGHTS)

@@ -74,7 +74,11 @@ def _refuse_foreign_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
-    for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()):
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CorruptError(f"{index} cannot be read: it maps no tensors to files", fix=_FETCH_AGAIN) from None
+    for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CorruptError(f"{index} names {name!r}, which is no safetensors file beside it", fix=_FETCH_AGAIN)
 
