@@ -138,7 +138,7 @@ def make_tokenizer(people: list[Solved]) -> PreTrainedTokenizerFast:
 def read_people(path: Path) -> list[Solved]:
     """Read the problems of a file in GSM8K's format whose every step is one operation on whole numbers to 999.
 
-    The chain becomes one short line a step, as the wording of people is too varied for so small a model.
+    The chain becomes that of the generator, as the wording of people is too varied for so small a model.
     """
     chosen = []
     for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
@@ -147,7 +147,7 @@ def read_people(path: Path) -> list[Solved]:
         numbers = [int(each) for left, _, right, result in steps for each in (left, right, result)]
         answer = answer.removeprefix("####").strip()
         if len(steps) == len(chain) > 0 and answer.isdigit() and max(*numbers, int(answer)) <= LARGEST:
-            lines = [f"That is {left} {sign} {right} = {result}." for left, sign, right, result in steps]
+            lines = [write_step(*step) for step in steps]
             chosen.append((" ".join(row["question"].split()), "\n".join([*lines, f"#### {answer}"])))
     return chosen
 
@@ -198,8 +198,13 @@ def sums(rng: random.Random) -> str:
             left, right = right, left
         result = Step("p", "a", sign, "b").compute({"a": left, "b": right}) if left <= LARGEST else None
         if result is not None:
-            written.append(f"That is {left} {sign} {right} = {result}.")
+            written.append(write_step(left, sign, right, result))
     return " ".join(written)
+
+
+def write_step(left: int | str, sign: str, right: int | str, result: int | str) -> str:
+    """Write a line of a chain as the generator does."""
+    return Step("p", "a", sign, "b").write({"a": int(left), "b": int(right), "p": int(result)})
 
 
 class DigitSums(nn.Module):

@@ -1,6 +1,6 @@
 """Tell word problems whose whole text is one form, from the families in `forms/*.yaml`.
 
-A family is a kind of problem, with its arithmetic and the sentences of its chain. A form is one line of text for it.
+A family is a kind of problem, with its arithmetic. A form is one line of text for it.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from functools import cache
 from operator import add, floordiv, mul, sub
 from typing import Any
 
-from ccot_cli.data.grammar import FORMS, LEXICON_FILE, STORIES_FILE, Telling, lexicon, lines, read_forms, tidy
+from ccot_cli.data.grammar import FORMS, LEXICON_FILE, STORIES_FILE, Telling, lexicon, lines, read_forms
 
 LARGEST = 999
 LARGEST_FACTOR = 12
@@ -24,8 +24,15 @@ BACKGROUND_PROBABILITY = 0.06
 LOWER_CASE_PROBABILITY = 0.03
 
 STEP = re.compile(r"([a-z]) = ([a-z]|\d+) ([-+*/]) ([a-z]|\d+)")
-EQUATION = re.compile(r"\{=\s*([^{}]*)\}")
 COMPUTE = {"+": add, "-": sub, "*": mul, "/": floordiv}
+SAYINGS = {
+    "+": "Adding {left} and {right} gives",
+    "-": "Taking {right} from {left} leaves",
+    "*": "{left} times {right} makes",
+    "/": "Dividing {left} by {right} gives",
+}
+"""How a line of the chain begins. A model that learns these few reads new wordings of a question better than one that
+learns a line for every kind of problem."""
 
 
 def is_held_out(form: str) -> bool:
@@ -63,6 +70,16 @@ class Step:
         hard = {"*": min(left, right), "/": min(right, result)}.get(self.sign, 0)
         return result if 1 <= result <= LARGEST and hard <= LARGEST_FACTOR else None
 
+    def write(self, numbers: dict[str, int]) -> str:
+        """Return the line of the chain.
+
+        Args:
+            numbers: The operands and the result.
+        """
+        left, right = (int(each) if each.isdigit() else numbers[each] for each in (self.left, self.right))
+        saying = SAYINGS[self.sign].format(left=left, right=right)
+        return f"{saying} {left} {self.sign} {right} = {numbers[self.result]}."
+
 
 @dataclass(frozen=True)
 class Family:
@@ -74,8 +91,6 @@ class Family:
     highest: dict[str, int]
     where: tuple[str, ...]
     """Conditions on the numbers."""
-    chain: tuple[str, ...]
-    """For each step, its line. There is one wording, because nothing in a question could foretell another."""
     forms: tuple[str, ...]
     """Those that training sees."""
     unseen: tuple[str, ...]
@@ -89,12 +104,7 @@ class Family:
             ValueError: if it does not fit together.
         """
         steps = tuple(Step.parse(each) for each in value["steps"])
-        chain = tuple(lines(value["chain"]))
         forms = lines(value["forms"])
-        if len(chain) != len(steps):
-            raise ValueError(f"{name}: {len(steps)} steps, but {len(chain)} lines of the chain")
-        if bad := [line for line in chain if len(EQUATION.findall(line)) != 1]:
-            raise ValueError(f"{name}: not one equation: {bad[0]!r}")
         held_out = [form for form in forms if is_held_out(form)]
         return cls(
             name,
@@ -102,7 +112,6 @@ class Family:
             value.get("min") or {},
             value.get("max") or {},
             tuple(value.get("where") or ()),
-            chain,
             tuple(form for form in forms if form not in held_out),
             tuple(held_out),
         )
@@ -159,7 +168,7 @@ class EverydayProblem:
 
     question: str
     solution: str
-    """Chain and answer as in GSM8K, with calculator annotations and a `#### answer` line."""
+    """Chain, and a `#### answer` line as in GSM8K."""
     family: str
     form: str
     numbers: tuple[int, ...]
@@ -205,25 +214,8 @@ def tell(rng: random.Random, family: Family, form: str) -> EverydayProblem:
     question = telling.write(" ".join(parts))
     if rng.random() < BACKGROUND_PROBABILITY:
         question = f"{telling.aside().write(rng.choice(lexicon().background))} {question}"
-    chain = [write_line(telling.plainly(), step, line) for step, line in zip(family.steps, family.chain, strict=True)]
+    chain = [step.write(numbers) for step in family.steps]
     answer = numbers[family.steps[-1].result]
     if rng.random() < LOWER_CASE_PROBABILITY:
         question = question.lower()
     return EverydayProblem(question, "\n".join([*chain, f"#### {answer}"]), family.name, form, signature)
-
-
-def write_line(telling: Telling, step: Step, wording: str) -> str:
-    """Write a line of the chain, with the step's equation."""
-    left, right = (each if each.isdigit() else str(telling.numbers[each]) for each in (step.left, step.right))
-    result = telling.numbers[step.result]
-    equation = f"{left} {step.sign} {right} = <<{left}{step.sign}{right}={result}>>{result}"
-
-    def with_noun(found: re.Match[str]) -> str:
-        noun = found[1].strip()
-        if result == 1 and noun:
-            noun = f"{{{noun[:-1]}}}" if noun in ("xs", "ys", "zs") else noun.removesuffix("s")
-        elif noun in ("xs", "ys", "zs"):
-            noun = f"{{{noun}}}"
-        return f"\0 {noun}" if noun else "\0"
-
-    return tidy(telling.write(EQUATION.sub(with_noun, wording)).replace("\0", equation))

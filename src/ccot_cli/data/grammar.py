@@ -6,14 +6,13 @@
     {xs:food} {x}     the problem's object, in the plural or singular, of a category
     {place} {day2}    a word of the lexicon; a digit makes another one
     {a} {n}           a number
-    {= xs}            the equation of a step of the chain, with its noun
 
 A slot means the same wherever it stands in a problem.
 """
 
 import random
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -131,10 +130,6 @@ class Telling:
         """Return the telling of a sentence that has nothing to do with the problem but its tense."""
         numbers = {letter: self.rng.randint(2, 60) for letter in "mn"}
         return Telling(self.rng, numbers, self.is_past, self.in_words, used=self.used)
-
-    def plainly(self) -> "Telling":
-        """Return the telling of the chain: the same words, in the present, numbers as digits."""
-        return replace(self, is_past=False, in_words=False)
 
     def choose(self, form: str) -> str:
         """Choose alternatives and tense; the slots stay."""

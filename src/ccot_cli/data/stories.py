@@ -18,7 +18,6 @@ from ccot_cli.data.families import (
     EverydayProblem,
     Step,
     is_held_out,
-    write_line,
 )
 from ccot_cli.data.grammar import STORIES_FILE, Telling, lines, read_forms, tidy
 
@@ -47,8 +46,6 @@ class Event:
     to: str
     """What the story goes on with: a unit, or `person` for another person in the same unit."""
     step: Step
-    chain: str
-    """The line of the chain."""
     actions: tuple[str, ...]
     """Verb phrases of the holder."""
     sentences: tuple[str, ...]
@@ -61,8 +58,7 @@ class Event:
             ValueError: if its step is none.
         """
         texts = {key: tuple(lines(value.get(key) or "")) for key in ("actions", "sentences")}
-        step, chain = Step.parse(value["step"]), value["chain"].strip()
-        return cls(name, value["unit"], value.get("to", value["unit"]), step, chain, **texts)
+        return cls(name, value["unit"], value.get("to", value["unit"]), Step.parse(value["step"]), **texts)
 
     @property
     def operands(self) -> tuple[str, str]:
@@ -169,7 +165,7 @@ class _Story:
         if event.to == "things" != self.unit:
             self.telling.things.pop("x", None)
         self._tell(event)
-        self.chain.append(write_line(self.telling.plainly(), event.step, event.chain))
+        self.chain.append(event.step.write(values))
         if event.to == PERSON:
             self.telling.people["A"] = self.telling.people.pop("B")
             self.is_named = False
@@ -199,7 +195,8 @@ class _Story:
     def close(self) -> str:
         """Return the whole question."""
         if self.is_question_first:
-            start = f"{self.text.removesuffix(',')} and" if len(self.actions) == 1 else self.text
+            is_list = self.text.endswith(",")
+            start = f"{self.text.removesuffix(',')} and" if is_list and len(self.actions) == 1 else self.text
             return tidy(f"{start} {_joined(self.rng, self.actions)}?")
         self._join_actions()
         final = self.telling.choose(self.forms.choose(stories().questions[self.unit]))
