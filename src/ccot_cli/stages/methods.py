@@ -164,7 +164,13 @@ class Methods:
         return fitting[0].load()
 
     def load_folder(self, folder: Path) -> Method:
-        """Load the method of a folder, with its adapters prepared, so that the first answer does not wait for them."""
+        """Load the method of a folder, with its adapters prepared, so that the first answer does not wait for them.
+
+        Raises:
+            CorruptError: if a file is damaged; those of the package have no manifest to be checked against.
+        """
+        if artifact := Artifact.open(folder):
+            artifact.check()
         method = load_method(self._adapters, folder, self.settings.decoding)
         self._adapters.prepare()
         return method

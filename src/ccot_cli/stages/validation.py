@@ -40,6 +40,7 @@ def changed_figures(
     if measured_with in ({}, caps(settings)):
         return {}
     source, ready = workspace.require(PRECOMPUTE), workspace.require(spec.stage, spec.key)
+    ready.check()
     adapters = Adapters(load_matching_theta(settings, source))
     held_out = [item.problem for item in read_problems(source) if item.is_validation]
     accuracy, mean_tokens = validate(adapters, ready.folder, held_out, settings, progress)

@@ -15,7 +15,6 @@ from ccot_cli.models.methods.direct import DirectMethod
 from ccot_cli.models.methods.gold import GoldMethod
 from ccot_cli.models.methods.method import METHOD_FILE, Method, MethodInfo
 from ccot_cli.models.methods.pause import PauseMethod
-from ccot_cli.workspace.artifact import Artifact
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,9 @@ def traits_of(method: str) -> Traits:
 def load_method(adapters: Adapters, folder: Path, decoding: DecodingConfig) -> Method:
     """Load the method that was trained into `folder`. Its adapters replace those that were loaded before.
 
-    The files of a finished artifact are checked against its manifest first. Those of a build, or of the package, have
-    none.
-
     Raises:
         CorruptError: if a file is damaged or made for another model.
     """
-    if artifact := Artifact.open(folder):
-        artifact.check()
     info = MethodInfo.load(folder)
     if info.name not in METHODS:
         raise CorruptError(f"{folder / METHOD_FILE} names a method that ccot does not know", fix=retrain_hint(folder))
