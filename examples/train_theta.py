@@ -1,20 +1,19 @@
-"""Train θ-everyday, the base model for everyday problems: its tokenizer and its weights.
+"""Train θ, the embedded base model: its tokenizer and its weights.
 
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16
-    python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --start src/ccot_cli/embedded/everyday
+    python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --start src/ccot_cli/embedded
 
 The first command begins with fresh weights; the second goes on from a trained model and keeps its tokenizer. After an
-interruption, the same command resumes. The model goes to src/ccot_cli/embedded/everyday/, checkpoints and logs to
-build/everyday/. When you go on from a model, first move the checkpoints of its training away.
+interruption, the same command resumes. The model goes to src/ccot_cli/embedded/, checkpoints and logs to build/theta/.
+When you go on from a model, first move the checkpoints of its training away. Then `train_embedded.py` makes the methods
+anew, because they belong to the old weights.
 
 Dimensions: B batch, T tokens of query and solution, M of them with a loss, D width, V vocabulary.
 """
 
-import hashlib
 import json
 import random
-import re
-from bisect import bisect_left
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -24,47 +23,44 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 import typer
-from theta_loop import Training, checkpoint_of, run_phase
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from training_texts import Solved, read_people, replaceable_stems, solved, sums
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ccot_cli.data.everyday import generate
-from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, EverydayProblem, Step
-from ccot_cli.data.grammar import lexicon
+from ccot_cli.cli.console import TerminalProgress
+from ccot_cli.data.families import WordProblem
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.tokenizer import train_tokenizer
-from ccot_cli.files import write_json
-from ccot_cli.models.base.pretrained import PACKAGED_FOLDERS
+from ccot_cli.data.word_problems import generate
+from ccot_cli.files import commit, write_json
+from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from ccot_cli.models.training.loop import write_lines
 from ccot_cli.models.training.optimiser import Muon
-from ccot_cli.names import EVERYDAY
 from ccot_cli.tensors.masks import pad_right
 
-BUILD_FOLDER = Path("build/everyday")
+BUILD_FOLDER = Path("build/theta")
 TOKENIZER_FOLDER = BUILD_FOLDER / "tokenizer"
-THETA_FOLDER = PACKAGED_FOLDERS[EVERYDAY]
+RECORD_FILE = "training.json"
+"""The trainings that made the shipped weights, one after the other."""
 SEED = 0
 BATCH_SIZE = 32
 POOL_BATCHES = 32
 MUON_RATE, ADAM_RATE = 3e-3, 2e-3
 """Highest learning rates. They fall linearly to zero over all phases."""
 WARM_UP_STEPS = 100
+CHECKPOINT_STEPS = 100
 QUESTION_WEIGHT = 0.3
 """Weight of a question's token in the loss. Predicting questions teaches their language: θ answers more of them."""
 NUM_TOKENIZER_PROBLEMS = 20_000
 NUM_WORDS = 5_000
 PEOPLE_PROBABILITY = 0.06
 """How often a training problem is one that people wrote."""
-NEW_WORDS_PROBABILITY, REPLACED = 0.15, 0.7
-"""How often a generated problem has words that do not exist, and how many of its nouns and names then are such."""
-SUMS_PROBABILITY, NUM_SUMS = 0.1, 10
-"""How often a training example is sums alone, and how many it has."""
-ANNOTATED = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
-"""A step of GSM8K's chains."""
+SUMS_PROBABILITY = 0.1
+"""How often a training example is sums alone."""
 
-Solved = tuple[str, str]
-"""Question and solution, as in GSM8K."""
 Example = tuple[list[int], list[float]]
 """Ids, and the weight of each one's loss."""
 
@@ -135,78 +131,6 @@ def make_tokenizer(people: list[Solved]) -> PreTrainedTokenizerFast:
     return train_tokenizer([*texts, *(question for question, _ in people)], num_words=NUM_WORDS)
 
 
-def read_people(path: Path) -> list[Solved]:
-    """Read the problems of a file in GSM8K's format whose every step is one operation on whole numbers to 999.
-
-    The chain becomes that of the generator, as the wording of people is too varied for so small a model.
-    """
-    chosen = []
-    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        *chain, answer = row["answer"].split("\n")
-        steps = [found[0] for line in chain if len(found := ANNOTATED.findall(line)) == line.count("<<") == 1]
-        numbers = [int(each) for left, _, right, result in steps for each in (left, right, result)]
-        answer = answer.removeprefix("####").strip()
-        if len(steps) == len(chain) > 0 and answer.isdigit() and max(*numbers, int(answer)) <= LARGEST:
-            lines = [write_step(*step) for step in steps]
-            chosen.append((" ".join(row["question"].split()), "\n".join([*lines, f"#### {answer}"])))
-    return chosen
-
-
-def is_held_out(solved: Solved) -> bool:
-    """Tell whether training never sees a problem that people wrote; one in ten is."""
-    return hashlib.sha256(solved[0].encode()).digest()[0] < 26
-
-
-def replaceable_stems() -> list[str]:
-    """Return the lexicon's nouns and first names in lower case, without a plural's s."""
-    nouns = {pair[1].split()[-1] for pairs in lexicon().objects.values() for pair in pairs}
-    names = {name for each in lexicon().names.values() for name in each}
-    return sorted({word.lower().removesuffix("s") for word in nouns | names if len(word) >= 4 and word.isalpha()})
-
-
-def with_new_words(rng: random.Random, stems: list[str], problem: Solved) -> Solved:
-    """Put words that do not exist, made of two that do, in the place of a problem's nouns and names.
-
-    So θ learns what to do with words that it does not know.
-    """
-    question, solution = problem
-    of_question = dict.fromkeys(each.lower().removesuffix("s") for each in re.findall(r"[A-Za-z]{4,}", question))
-    for stem in of_question:
-        index = bisect_left(stems, stem)
-        if stems[index : index + 1] != [stem] or rng.random() > REPLACED:
-            continue
-        new = rng.choice(stems)[: rng.randint(2, 4)] + rng.choice(stems)[-rng.randint(2, 4) :]
-
-        def replace(found: re.Match[str], new: str = new) -> str:
-            return (new.capitalize() if found[1][0].isupper() else new) + found[2]
-
-        pattern = re.compile(rf"\b({stem})(s?)\b", re.IGNORECASE)
-        question, solution = pattern.sub(replace, question), pattern.sub(replace, solution)
-    return question, solution
-
-
-def sums(rng: random.Random) -> str:
-    """Write sums to practise on; the generated problems alone have too few."""
-    written: list[str] = []
-    while len(written) < NUM_SUMS:
-        sign = rng.choice("++--*/")
-        most = rng.choice((20, 100, 100, LARGEST))
-        left, right = rng.randint(1, most), rng.randint(1, rng.choice((LARGEST_FACTOR, most)))
-        if sign == "/":
-            left *= right
-        if rng.random() < 0.5 and sign in "+*":
-            left, right = right, left
-        result = Step("p", "a", sign, "b").compute({"a": left, "b": right}) if left <= LARGEST else None
-        if result is not None:
-            written.append(write_step(left, sign, right, result))
-    return " ".join(written)
-
-
-def write_step(left: int | str, sign: str, right: int | str, result: int | str) -> str:
-    """Write a line of a chain as the generator does."""
-    return Step("p", "a", sign, "b").write({"a": int(left), "b": int(right), "p": int(result)})
-
-
 class DigitSums(nn.Module):
     """Adds to the vectors of numbers one for each digit, at its place, so that numbers alike have vectors alike."""
 
@@ -258,19 +182,15 @@ class Batches:
         self._pool = [encoded[start : start + BATCH_SIZE] for start in range(0, len(encoded), BATCH_SIZE)]
         rng.shuffle(self._pool)
 
-    def _draw(self, rng: random.Random, generated: Iterator[EverydayProblem]) -> Example:
+    def _draw(self, rng: random.Random, generated: Iterator[WordProblem]) -> Example:
         if rng.random() < SUMS_PROBABILITY:
             return self._practice(rng)
-        if self.people and rng.random() < PEOPLE_PROBABILITY:
+        if rng.random() < PEOPLE_PROBABILITY:
             return self._encode(rng.choice(self.people))
-        problem = next(generated)
-        solved = problem.question, problem.solution
-        return self._encode(
-            with_new_words(rng, self._stems, solved) if rng.random() < NEW_WORDS_PROBABILITY else solved
-        )
+        return self._encode(solved(rng, self._stems, next(generated)))
 
-    def _encode(self, solved: Solved) -> Example:
-        question, solution = solved
+    def _encode(self, told: Solved) -> Example:
+        question, solution = told
         chain, answer = split_solution(solution)
         encoded = self.encoder.problem(Problem("", question, chain, answer))
         solution_ids = [*encoded.chain, *self.encoder.answer_marker, *encoded.answer]
@@ -294,7 +214,7 @@ class Batches:
 
 
 @dataclass
-class ThetaTraining(Training):
+class ThetaTraining:
     """The training of one phase: Muon for the matrices of the layers, AdamW for the other parameters."""
 
     model: LlamaForCausalLM
@@ -342,16 +262,56 @@ class ThetaTraining(Training):
         self.step += 1
         return loss.item(), ((logits_MV.argmax(-1) == target_M) * weight_M).sum().item()
 
+    @property
+    def _state(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
+        for named, optimiser in zip(self.named, self.optimisers, strict=True):
+            for name, parameter in named.items():
+                yield name, parameter, optimiser
+
+    def save(self, path: Path) -> None:
+        """Write parameters, moments and the number of steps."""
+        tensors = {"step": torch.tensor(self.step)}
+        for name, parameter, optimiser in self._state:
+            tensors[f"parameter/{name}"] = parameter.detach()
+            for key, value in optimiser.state[parameter].items():
+                tensors[f"{key}/{name}"] = torch.as_tensor(value).contiguous()
+        with commit(path) as part:
+            save_file(tensors, part)
+
+    @torch.no_grad()
+    def resume(self, path: Path) -> None:
+        """Read what `save` wrote."""
+        tensors = load_file(path)
+        self.step = int(tensors.pop("step"))
+        for name, parameter, optimiser in self._state:
+            parameter.copy_(tensors[f"parameter/{name}"])
+            keys = [key for key in tensors if key.endswith(f"/{name}") and not key.startswith("parameter/")]
+            optimiser.state[parameter] = {key.split("/")[0]: tensors[key] for key in keys}
+
 
 def train_phase(
     model: LlamaForCausalLM, encoder: Encoder, number: int, people: list[Solved], *, in_bfloat16: bool
 ) -> float:
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
-    training = ThetaTraining(model, number, in_bfloat16)
-    if (checkpoint := checkpoint_of(BUILD_FOLDER, number)).exists():
+    training, num_steps = ThetaTraining(model, number, in_bfloat16), PHASES[number].steps
+    checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
+    if checkpoint.exists():
         training.resume(checkpoint)
     batches = Batches(encoder, number, people, first_step=training.step)
-    return run_phase(training, batches, num_steps=PHASES[number].steps, folder=BUILD_FOLDER, number=number)
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    lines = [line for line in lines if line["step"] <= training.step]
+    seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
+    with TerminalProgress().task(f"θ, phase {number + 1}", total=num_steps, unit="steps") as advance:
+        advance(training.step)
+        while training.step < num_steps:
+            loss, accuracy = training.train_on(*batches.next())
+            advance(1, loss=f"{loss:.4f}", right=f"{accuracy:.4f}")
+            if training.step % CHECKPOINT_STEPS == 0 or training.step == num_steps:
+                seconds = seconds_before + time.perf_counter() - started
+                lines.append({"step": training.step, "loss": loss, "right": accuracy, "seconds": seconds})
+                training.save(checkpoint)
+                write_lines(log, lines)
+    return float(lines[-1]["seconds"])
 
 
 def main(
@@ -365,7 +325,7 @@ def main(
 ) -> None:
     """Train tokenizer and model, and save them into the package, the model in bfloat16."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
-    problems = [solved for solved in read_people(people) if not is_held_out(solved)]
+    problems = read_people(people)
     if not (TOKENIZER_FOLDER / "tokenizer.json").exists():
         made = PreTrainedTokenizerFast.from_pretrained(start) if start else make_tokenizer(problems)
         made.save_pretrained(TOKENIZER_FOLDER)
@@ -374,9 +334,11 @@ def main(
     if start:
         load_weights(model, start)
     seconds = sum(train_phase(model, encoder, number, problems, in_bfloat16=bfloat16) for number in range(len(PHASES)))
-    tokenizer.save_pretrained(THETA_FOLDER)
-    with_plain_vectors(model).bfloat16().save_pretrained(THETA_FOLDER)
-    write_json(THETA_FOLDER / "training.json", {"steps": sum(phase.steps for phase in PHASES), "seconds": seconds})
+    tokenizer.save_pretrained(EMBEDDED_FOLDER)
+    with_plain_vectors(model).bfloat16().save_pretrained(EMBEDDED_FOLDER)
+    earlier = json.loads((start / RECORD_FILE).read_text()) if start else []
+    run = {"steps": sum(phase.steps for phase in PHASES), "seconds": seconds, "what": "as the script is now"}
+    write_json(EMBEDDED_FOLDER / RECORD_FILE, [*earlier, run])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,10 @@ import yaml
 
 from ccot_cli.cli.app import app, run
 from ccot_cli.config import Settings
-from ccot_cli.data.word_problems import (
-    CLOSING,
-    FAMILIES,
-    LARGEST,
-    MAX_STEPS,
-    MIN_STEPS,
-    NOUNS,
-    PEOPLE,
-    Limits,
-    generate,
-)
+from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, families
+from ccot_cli.data.grammar import NUMBER_WORDS
+from ccot_cli.data.stories import MOST_STEPS
+from ccot_cli.data.word_problems import subsets
 from ccot_cli.overrides import override
 from ccot_cli.settings_file import load_settings
 
@@ -134,6 +126,7 @@ def test_the_tutorial_ends_with_the_settings_of_the_demo(tmp_path: Path) -> None
     changes = {
         "ratios": (demo.RATIO,),
         "data.limit": demo.NUM_TRAIN,
+        "data.subset": demo.SUBSET,
         "data.steps": demo.STEPS,
         "train_phi.taught_epochs": demo.TAUGHT_EPOCHS,
         "train_phi.epochs": demo.EPOCHS,
@@ -185,18 +178,18 @@ def literals(code: str) -> Iterator[str]:
             yield node.value
 
 
-def test_the_index_names_all_that_the_embedded_problems_tell_of() -> None:
-    text = read("docs/index.md").partition("## What the model in the package knows")[2]
-    words = set(re.findall(r"[\w-]+", text))
-    problems = list(islice(generate("train"), 500))
-    told = {family for problem in problems for family in problem.families}
-    assert {*PEOPLE, *(many for _, many in NOUNS)} <= words
-    assert told == {*FAMILIES, *CLOSING} - {"together"}  # which needs other limits
-    assert set(re.findall(r"`(\w+)`:", text)) == told
-    amounts = [number for problem in problems for number in problem.numbers]
-    assert f"{min(amounts)} to {LARGEST}" in text
-    assert f"{MIN_STEPS} to {MAX_STEPS} steps" in text
-    assert f"at most {Limits().change}" in re.sub(r"\s+", " ", text)
+def test_the_index_tells_what_the_embedded_problems_are() -> None:
+    text = re.sub(r"\s+", " ", read("docs/index.md").partition("## What the model in the package knows")[2])
+    num_forms = sum(len(family.forms) + len(family.unseen) for family in families())
+    for promised in (
+        f"from 1 to {LARGEST},",
+        f"one is at most {LARGEST_FACTOR}.",
+        f"1 to {MOST_STEPS} steps",
+        f"{len(families())} families of problems in {num_forms:,} forms",
+        f"up to {NUMBER_WORDS[-1]}, as words",
+    ):
+        assert promised in text
+    assert set(re.findall(r"`(\w+)`", text.partition("`data.subset` chooses:")[2])) == set(subsets())
 
 
 def test_the_readme_is_short() -> None:

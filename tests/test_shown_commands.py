@@ -19,11 +19,10 @@ from ccot_cli.workspace.workspace import Workspace
 
 PAGES = ("README.md", "docs/tutorial.md", "docs/own-model.md", "docs/troubleshooting.md", "docs/json.md")
 
-MIA = "Mia has 12 pens. Mia buys 7 more pens."
 ANSWERS = {
-    f"{MIA} How many pens does Mia have?": "19",
-    f"{MIA} Mia uses 4 of the pens. How many pens does Mia have?": "15",
-    f"{MIA} Ben has twice as many pens as Mia. How many pens does Ben have?": "38",
+    "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?": "19",
+    "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?": "15",
+    "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?": "6",
     # It shows how to type a question that begins with a dash; the model in the package does not know such questions.
     "-5 + 3": None,
 }
@@ -68,7 +67,7 @@ def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(f"{name}.jsonl").write_text("".join(map(as_line, rows)), encoding="utf-8")
     for name in ("2026-01-31-1", "2026-01-31-2"):
         Path(name).mkdir()
-        prediction = {"method": "ccot", "ratio": 0.1, "question": MIA, "is_correct": True}
+        prediction = {"method": "ccot", "ratio": 0.1, "question": "How many?", "is_correct": True}
         Path(name, "predictions.jsonl").write_text(json.dumps(prediction) + "\n")
 
 

@@ -1,8 +1,7 @@
-"""Choose test problems that people wrote and that the everyday model should answer, as a file for `ccot eval --data`.
+"""Choose test problems that people wrote and that the embedded model should answer, as a file for `ccot eval --data`.
 
     python examples/research/people.py mawps-asdiv-a.jsonl > people.jsonl
-    ccot init run --preset everyday
-    ccot eval -w run --methods cot --data people.jsonl --limit 2000
+    ccot eval --data people.jsonl --limit 2000
 
 The file has a `question`, and an `answer` with one step a line and a `####` line. Chosen are problems of one or two
 steps whose numbers are whole and below 1,000. Only those with an odd hash are written: the others may be read to see

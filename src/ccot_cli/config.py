@@ -44,17 +44,15 @@ SelectingRatio = Annotated[Ratio, AfterValidator(check_between)]
 AUTO = "auto"
 """Value of a setting that follows from the model."""
 
-MOST_STEPS = 20
-
 
 def check_steps(steps: tuple[int, int]) -> tuple[int, int]:
     """Return a range of reasoning steps, fewest and most.
 
     Raises:
-        ValueError: if it is empty, or reaches beyond what the embedded generator can make.
+        ValueError: if it is empty.
     """
-    if not 1 <= steps[0] <= steps[1] <= MOST_STEPS:
-        raise ValueError(f"steps are a range within 1 to {MOST_STEPS}, such as 9 to 10")
+    if not 1 <= steps[0] <= steps[1]:
+        raise ValueError("steps are a range from 1 on, such as 9 to 10")
     return steps
 
 
@@ -93,7 +91,7 @@ class ModelConfig(Section):
     """The base model [θ]."""
 
     name: str = EMBEDDED
-    """`embedded`, `everyday`, a folder (relative to this file), or a Hugging Face name."""
+    """`embedded`, `smollm2`, a folder or .gguf file (relative to this file), or a Hugging Face name."""
     revision: str | None = None
     """Branch, tag or commit on the Hugging Face hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -122,15 +120,15 @@ class DataConfig(Section):
     """Where problems come from."""
 
     source: str = EMBEDDED
-    """`embedded`, `everyday`, a .jsonl/.csv/.parquet file (relative to this folder), or a hub data set."""
+    """`embedded`, a .jsonl/.csv/.parquet file (relative to this folder), or a hub data set."""
     subset: str | None = None
-    """Configuration of the hub data set."""
+    """Configuration of the hub data set; of `embedded`, a file of forms such as `stories`."""
     split: str = "train"
     """Split that training and validation problems are taken from."""
     test_source: str | None = None
     """Source of test problems; null: data.source. Required if that is a file."""
     test_split: str = "test"
-    """Split that test problems are taken from; `everyday` has `unseen` too, with forms that training never saw."""
+    """Split that test problems are taken from; `embedded` has `unseen` too, in forms that training never saw."""
     question_column: str = "question"
     """Column of the question."""
     solution_column: str = "answer"
@@ -154,7 +152,7 @@ class DataConfig(Section):
     validation_limit: int = Field(default=200, ge=1)
     """Most validation problems; at most a tenth of a file's."""
     steps: Steps | None = None
-    """Fewest and most reasoning steps of a problem; null: any (embedded: 2 to 8)."""
+    """Fewest and most reasoning steps of a problem; null: any."""
     seed: Seed = 0
     """Seed of the generators and of the choice of validation problems."""
 

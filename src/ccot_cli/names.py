@@ -7,19 +7,14 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 EMBEDDED = "embedded"
-"""Name of the model that comes with trained methods, and of the narrow problems that it knows."""
-EVERYDAY = "everyday"
-"""Name of a base model without methods, and of the problems, broad as what people write, that it learned from."""
-PACKAGED = (EMBEDDED, EVERYDAY)
-"""Models in the package, and data sets that are generated without end."""
-
+"""Name of the model in the package, and of the word problems, generated without end, that it learned from."""
 SMOLLM2 = "smollm2"
 """Name of SmolLM2-135M-Instruct, a pretrained model that comes as a Python package."""
-MODELS = (*PACKAGED, SMOLLM2)
+MODELS = (EMBEDDED, SMOLLM2)
 """Models with a short name."""
 
-PRESETS = (EMBEDDED, EVERYDAY, "gsm8k-llama2-7b")
-"""Settings to start from: those of the models in the package, and the paper's."""
+PRESETS = (EMBEDDED, "gsm8k-llama2-7b")
+"""Settings to start from: those of the model in the package, and the paper's."""
 
 SETTINGS_FILE = "ccot.yaml"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"

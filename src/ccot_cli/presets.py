@@ -23,12 +23,8 @@ from ccot_cli.config import (
     TrainPsiConfig,
 )
 from ccot_cli.errors import UsageError
-from ccot_cli.names import EVERYDAY, PRESETS
+from ccot_cli.names import PRESETS
 from ccot_cli.overrides import override
-
-
-def _everyday() -> Settings:
-    return Settings(model=ModelConfig(name=EVERYDAY), data=DataConfig(source=EVERYDAY))
 
 
 def _gsm8k_llama2_7b() -> Settings:
@@ -59,7 +55,7 @@ def preset(name: str) -> Settings:
     Raises:
         UsageError: if no preset has that name.
     """
-    makers: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _everyday, _gsm8k_llama2_7b), strict=True))
+    makers: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _gsm8k_llama2_7b), strict=True))
     if name not in makers:
         raise UsageError(f"no preset is called '{name}'", fix=f"choose one of: {', '.join(PRESETS)}")
     return makers[name]()

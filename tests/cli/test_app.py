@@ -107,7 +107,7 @@ class TestErrors:
             (
                 ["init", "x", "--preset", "y"],
                 "no preset is called 'y'",
-                "choose one of: embedded, everyday, gsm8k-llama2-7b",
+                "choose one of: embedded, gsm8k-llama2-7b",
             ),
             (["status"], "there is no workspace here", "ccot init my-run"),
             (["status", "-w", "x"], "x is no workspace", "ccot init x"),
@@ -267,7 +267,7 @@ class TestHelp:
     [
         ("ccot ask --method co", {"coconut", "cot"}),
         ("ccot eval --methods few", {"few-shot"}),
-        ("ccot init --preset ev", {"everyday"}),
+        ("ccot init --preset gs", {"gsm8k-llama2-7b"}),
         ("ccot ask --engine ", {"fast", "reference"}),
     ],
 )

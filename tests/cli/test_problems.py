@@ -53,7 +53,7 @@ def test_it_loads_no_torch() -> None:
 
 
 def test_another_data_set_is_shown_whatever_the_workspace_has(capsys: Output, trained: Path) -> None:
-    options = ["problems", "--data", "everyday", "--split", "unseen", "--limit", "3", "--format", "json"]
+    options = ["problems", "--split", "unseen", "--limit", "3", "--format", "json"]
     ours, _ = output(capsys, *options, "-w", str(trained))
     assert [json.loads(line)["id"] for line in ours.splitlines()] == ["unseen-0-0", "unseen-0-1", "unseen-0-2"]
     assert ours == output(capsys, *options)[0]

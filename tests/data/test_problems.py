@@ -145,8 +145,8 @@ def test_embedded_problems_without_a_limit_are_4000_and_1000() -> None:
 # Files
 
 
-def test_everyday_problems_have_a_second_test_split() -> None:
-    config = DataConfig(source="everyday", limit=5, validation_limit=5)
+def test_embedded_problems_have_a_second_test_split() -> None:
+    config = DataConfig(limit=5, validation_limit=5)
     loaded = load_training(config)
     test = load_test(config, limit=5, seed=0)
     unseen = load_test(config.model_copy(update={"test_split": "unseen"}), limit=5, seed=0)
@@ -155,14 +155,30 @@ def test_everyday_problems_have_a_second_test_split() -> None:
     assert len({problem.question for problem in [*loaded.train, *loaded.validation, *test, *unseen]}) == 20
 
 
-def test_embedded_problems_have_no_unseen_forms() -> None:
-    with pytest.raises(UsageError, match="no split 'unseen'"):
-        load_test(DataConfig(test_split="unseen"), limit=5, seed=0)
+def test_embedded_problems_may_be_those_of_one_file_of_forms() -> None:
+    stories = load_test(DataConfig(subset="stories"), limit=5, seed=0)
+    assert {len(problem.chain.split("\n")) for problem in load_test(DataConfig(subset="sums"), limit=99, seed=0)} == {
+        1,
+        2,
+    }
+    assert (
+        load_test(DataConfig(subset="stories"), limit=5, seed=0) == stories != load_test(DataConfig(), limit=5, seed=0)
+    )
 
 
-def test_everyday_problems_of_too_many_steps_are_refused() -> None:
-    with pytest.raises(UsageError, match="at most 10 steps, not 12"):
-        load_test(DataConfig(source="everyday"), limit=5, seed=0, steps=(1, 12))
+@pytest.mark.parametrize(
+    ("config", "steps", "reason"),
+    [
+        (DataConfig(), (1, 12), "impossible range of steps 1..12; there are problems of 1 to 10"),
+        (DataConfig(subset="sums"), (4, 9), "no problem of 'sums' has 4 to 9 steps"),
+        (DataConfig(subset="poems"), None, "no subset 'poems'; there are casual, "),
+    ],
+)
+def test_embedded_problems_that_there_are_not_are_refused(
+    config: DataConfig, steps: tuple[int, int] | None, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        load_test(config, limit=5, seed=0, steps=steps)
 
 
 def test_test_problems_may_be_longer_than_any_that_training_saw() -> None:

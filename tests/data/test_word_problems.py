@@ -1,194 +1,188 @@
-"""The embedded word problems: reproducible, disjoint, and arithmetically right."""
+"""The embedded word problems: every form can be told, the arithmetic is right, and splits share nothing."""
 
-import hashlib
+import os
+import random
 import re
-from collections import Counter
+import subprocess
+import sys
 from itertools import islice
 from operator import add, floordiv, mul, sub
 from typing import Any
 
 import pytest
 
-from ccot_cli.data.problems import split_solution
-from ccot_cli.data.word_problems import (
-    CLOSING,
-    FAMILIES,
-    PEOPLE,
-    SPLITS,
-    WIDE,
-    Limits,
-    Split,
+from ccot_cli.data.families import (
+    LARGEST,
+    LARGEST_FACTOR,
+    Family,
+    Step,
     WordProblem,
-    generate,
+    families,
+    is_held_out,
+    tell,
 )
+from ccot_cli.data.grammar import NUMBER_WORDS
+from ccot_cli.data.problems import split_solution
+from ccot_cli.data.stories import MOST_STEPS, stories, tell_story
+from ccot_cli.data.word_problems import SPLITS, Split, generate
 
-ANNOTATED = re.compile(r"(\d+) (.) (\d+) = <<(\d+)(.)(\d+)=(\d+)>>(\d+)")
+EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.$", re.MULTILINE)
 COMPUTE = {"+": add, "-": sub, "*": mul, "/": floordiv}
+MARKUP = re.compile(r"[{}\[\]<>|~\0]")
 
 
 def take(count: int, split: Split = "train", **options: Any) -> list[WordProblem]:
     return list(islice(generate(split, **options), count))
 
 
-@pytest.fixture(scope="module", params=[Limits(), WIDE], ids=["default", "wide"])
-def problems(request: pytest.FixtureRequest) -> list[WordProblem]:
-    return take(2500, limits=request.param)
+@pytest.fixture(scope="module")
+def problems() -> list[WordProblem]:
+    return take(3000)
 
 
-def test_same_seed_tells_the_same_problems() -> None:
-    assert take(200, seed=3) == take(200, seed=3)
+@pytest.fixture(scope="module")
+def splits() -> dict[Split, list[WordProblem]]:
+    return {split: take(400, split) for split in SPLITS}
 
 
-def test_a_problem_is_written_as_gsm8k_writes_it() -> None:
-    first = take(1)[0]
-    assert first.question == (
-        "Emma has 51 candles. Emma loses 13 of the candles. Mia has half as many candles as Emma."
-        " How many candles does Mia have?"
+def test_every_form_of_a_family_can_be_told() -> None:
+    rng = random.Random(0)
+    for family in families():
+        for form in (family.forms + family.unseen) * 4:
+            problem = tell(rng, family, form)
+            chain, answer = split_solution(problem.solution)
+            assert not MARKUP.search(problem.question + chain), problem
+            assert chain.count("\n") + 1 == len(family.steps), problem
+            assert problem.question[0] == problem.question[0].upper() or problem.question.islower(), problem
+            assert int(answer) == problem.numbers[-1], problem
+
+
+def test_every_form_names_all_given_numbers() -> None:
+    for family in families():
+        for form in family.forms + family.unseen:
+            missing = [letter for letter in family.given if f"{{{letter}}}" not in form]
+            assert not missing, form
+
+
+def test_every_equation_is_right_and_the_last_one_gives_the_answer(problems: list[WordProblem]) -> None:
+    for problem in problems:
+        found = EQUATION.findall(problem.solution)
+        chain, answer = split_solution(problem.solution)
+        assert len(found) == chain.count("\n") + 1
+        for left, sign, right, last in found:
+            assert COMPUTE[sign](int(left), int(right)) == int(last)
+            assert sign != "/" or int(left) % int(right) == 0
+        assert found[-1][-1] == answer
+
+
+def test_numbers_stay_where_a_small_model_can_compute(problems: list[WordProblem]) -> None:
+    for problem in problems:
+        assert all(1 <= number <= LARGEST for number in problem.numbers)
+        for left, sign, right, *_, last in EQUATION.findall(problem.solution):
+            if sign == "*":
+                assert min(int(left), int(right)) <= LARGEST_FACTOR
+            if sign == "/":
+                assert min(int(right), int(last)) <= LARGEST_FACTOR
+
+
+def test_the_numbers_of_a_story_stand_in_its_question() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        problem = tell_story(rng, rng.randint(1, 4), is_unseen=False)
+        first = problem.numbers[0]
+        word = NUMBER_WORDS[first] if first < len(NUMBER_WORDS) else "none"
+        assert re.search(rf"\b({first}|{word})\b", problem.question, re.IGNORECASE), problem
+
+
+def test_same_seed_tells_the_same_problems_in_any_process() -> None:
+    script = (
+        "from itertools import islice; from ccot_cli.data.word_problems import generate;"
+        "print([each.question for each in islice(generate('train', seed=3), 100)])"
     )
-    assert first.solution == (
-        "After losing 13, Emma still has 51 - 13 = <<51-13=38>>38 candles.\n"
-        "Half as many is 38 / 2 = <<38/2=19>>19, so Mia has 19.\n"
-        "#### 19"
-    )
-
-
-def test_default_limits_keep_one_part_of_a_sum_and_the_groups_small() -> None:
-    smaller, groups = sums_and_groups(take(1000))
-    assert (max(smaller), max(groups)) == (Limits().change, Limits().group)
-
-
-def test_wide_limits_allow_larger_sums_and_groups() -> None:
-    smaller, groups = sums_and_groups(take(1000, limits=WIDE))
-    assert max(smaller) > Limits().change
-    assert max(groups) == WIDE.group > Limits().group
-
-
-def sums_and_groups(problems: list[WordProblem]) -> tuple[list[int], list[int]]:
-    """The smaller part of every addition, and the size of every group that is filled."""
-    sums = [found for problem in problems for found in ANNOTATED.findall(problem.solution)]
-    smaller = [min(int(left), int(right)) for left, sign, right, *_ in sums if sign == "+"]
-    groups = [int(size) for problem in problems for size in re.findall(r"fills \w+ of (\d+)", problem.question)]
-    return smaller, groups
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
 
 
 def test_other_seeds_tell_other_problems() -> None:
-    questions = [problem.question for seed in range(4) for problem in take(200, seed=seed)]
-    assert len(set(questions)) > 0.99 * len(questions)
+    assert not {each.question for each in take(200, seed=1)} & {each.question for each in take(200, seed=2)}
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_first_problems_do_not_depend_on_how_many_are_taken(split: Split) -> None:
-    assert take(60, split)[:20] == take(20, split)
+    assert take(50, split) == take(100, split)[:50]
 
 
-def test_a_split_repeats_no_question() -> None:
-    # Stories of one step are few enough to meet again.
-    assert len({problem.question for problem in take(6000, min_steps=1, max_steps=1)}) == 6000
+def test_no_two_splits_share_a_question(splits: dict[Split, list[WordProblem]]) -> None:
+    questions = [problem.question for problems in splits.values() for problem in problems]
+    assert len(set(questions)) == len(questions)
 
 
-@pytest.mark.parametrize(
-    ("num_train", "num_others", "steps"),
-    [
-        # Stories of one step are few enough to meet in two splits.
-        (3000, 300, {"min_steps": 1, "max_steps": 1}),
-        pytest.param(40_000, 4000, {}, marks=pytest.mark.slow),
-    ],
-)
-def test_splits_share_no_question_and_no_families_with_the_same_numbers(
-    num_train: int, num_others: int, steps: dict[str, int]
+def test_training_shares_no_numbers_of_a_family_with_other_splits(
+    splits: dict[Split, list[WordProblem]],
 ) -> None:
-    splits = [take(num_train, **steps), take(num_others, "validation", **steps), take(num_others, "test", **steps)]
-    for signature in (lambda problem: problem.question, lambda problem: (problem.families, problem.numbers)):
-        train, validation, test = ({signature(problem) for problem in split} for split in splits)
-        assert not train & validation
-        assert not train & test
-        assert not validation & test
+    signatures = {split: {(each.family, each.numbers) for each in problems} for split, problems in splits.items()}
+    for split in ("validation", "test", "unseen"):
+        assert not signatures["train"] & signatures[split]
+    assert not signatures["validation"] & (signatures["test"] | signatures["unseen"])
 
 
-def test_equal_questions_have_equal_solutions_and_signatures() -> None:
-    # Otherwise a question could be in two splits.
-    solutions: dict[str, WordProblem] = {}
-    for seed in range(300):
-        for problem in take(30, seed=seed, min_steps=1, max_steps=1):
-            assert solutions.setdefault(problem.question, problem) == problem
-    assert len(solutions) < 300 * 30
+def test_only_unseen_has_forms_that_are_held_out(splits: dict[Split, list[WordProblem]]) -> None:
+    told = {split: [each for each in problems if each.form in FORMS] for split, problems in splits.items()}
+    assert all(is_held_out(each.form) for each in told.pop("unseen"))
+    assert not any(is_held_out(each.form) for problems in told.values() for each in problems)
 
 
-def test_every_annotation_is_right_and_repeats_the_text_around_it(problems: list[WordProblem]) -> None:
-    for problem in problems:
-        found = ANNOTATED.findall(problem.solution)
-        assert len(found) == problem.solution.count("<<") == problem.solution.count(">>")
-        for left, sign, right, *annotation, result, shown in found:
-            assert [left, sign, right] == annotation
-            assert COMPUTE[sign](int(left), int(right)) == int(result) == int(shown)
-            assert sign != "/" or int(left) % int(right) == 0
+FORMS = {form for family in families() for form in family.forms + family.unseen}
 
 
-def test_every_line_ends_in_the_result_that_the_next_line_starts_from(problems: list[WordProblem]) -> None:
-    for problem in problems:
-        carried = problem.numbers[0]
-        for line in problem.solution.splitlines()[:-1]:
-            sums = ANNOTATED.findall(line)
-            assert any(str(carried) in (left, right) for left, _, right, *_ in sums)
-            carried = int(sums[-1][-1])
+def test_a_tenth_of_the_forms_is_held_out() -> None:
+    assert 0.05 < sum(map(is_held_out, FORMS)) / len(FORMS) < 0.15
 
 
-def test_last_result_is_the_answer(problems: list[WordProblem]) -> None:
-    for problem in problems:
-        chain, _, answer = problem.solution.rpartition("\n#### ")
-        assert ANNOTATED.findall(chain)[-1][-1] == answer == str(problem.numbers[-1])
+@pytest.mark.parametrize("steps", [(1, 1), (2, 3), (MOST_STEPS, MOST_STEPS)])
+def test_the_range_of_steps_is_kept(steps: tuple[int, int]) -> None:
+    for problem in take(100, steps=steps):
+        assert steps[0] <= len(EQUATION.findall(problem.solution)) <= steps[1]
 
 
-def test_each_step_is_one_line_of_the_chain_and_one_family(problems: list[WordProblem]) -> None:
-    for problem in problems:
-        chain, _ = split_solution(problem.solution)
-        assert len(chain.splitlines()) == len(problem.families) == problem.num_steps
-
-
-def test_every_family_occurs_if_nothing_limits_it() -> None:
-    assert {family for problem in take(2500, limits=WIDE) for family in problem.families} == {*FAMILIES, *CLOSING}
-
-
-def test_twelve_families_occur_by_default() -> None:
-    assert len({family for problem in take(1000) for family in problem.families}) >= 12
-
-
-def test_two_to_eight_steps_are_equally_frequent(problems: list[WordProblem]) -> None:
-    counts = Counter(problem.num_steps for problem in problems)
-    assert sorted(counts) == [2, 3, 4, 5, 6, 7, 8]
-    assert min(counts.values()) > 0.8 * max(counts.values())
-
-
-def test_every_number_is_between_0_and_100(problems: list[WordProblem]) -> None:
-    written = {int(number) for problem in problems for number in re.findall(r"\d+", problem.question)}
-    numbers = {number for problem in problems for number in problem.numbers}
-    assert min(written | numbers) >= 0
-    assert max(written | numbers) <= 100
-
-
-def test_longer_stories_can_be_told_than_the_default_ones() -> None:
-    counts = Counter(problem.num_steps for problem in take(100, "validation", min_steps=9, max_steps=10))
-    assert sorted(counts) == [9, 10]
-
-
-def test_the_longest_story_has_a_name_for_everybody() -> None:
-    most = len(PEOPLE) - 1
-    assert {problem.num_steps for problem in take(50, min_steps=most, max_steps=most)} == {most}
+def test_every_event_of_the_stories_is_told() -> None:
+    rng = random.Random(0)
+    told = {name for _ in range(1500) for name in tell_story(rng, 5, is_unseen=False).family[7:].split(", ")}
+    assert told == {event.name for event in stories().events}
 
 
 def test_a_split_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="no split 'dev'; there are train, validation, test"):
+    with pytest.raises(ValueError, match="no split 'dev'"):
         next(generate("dev"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 3), (4, 3), (-1, -1), (2, len(PEOPLE))])
-def test_an_impossible_range_of_steps_is_refused(low: int, high: int) -> None:
-    with pytest.raises(ValueError, match=rf"impossible range of steps {low}\.\.{high}"):
-        next(generate("train", min_steps=low, max_steps=high))
+@pytest.mark.parametrize("steps", [(0, 3), (3, 2), (1, MOST_STEPS + 1)])
+def test_an_impossible_range_of_steps_is_refused(steps: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="impossible range of steps"):
+        next(generate("train", steps=steps))
 
 
-def test_the_stream_that_the_embedded_model_was_trained_on_stays_as_it_is() -> None:
-    digest = hashlib.sha256()
-    for problem in take(500):
-        digest.update((problem.question + problem.solution).encode())
-    assert digest.hexdigest() == "b7c17bd32ff1afae3676079332ab938187107fb5a9f3ea0f71969be83bfa22a6"
+def test_a_result_that_is_not_whole_or_too_hard_is_none() -> None:
+    def result(text: str, **numbers: int) -> int | None:
+        return Step.parse(text).compute(numbers)
+
+    assert result("p = a / b", a=7, b=2) is None
+    assert result("p = a - b", a=2, b=2) is None
+    assert result("p = a * b", a=13, b=13) is None
+    assert result("p = a + b", a=999, b=1) is None
+    assert result("p = a * 12", a=5) == 60
+
+
+def test_a_family_that_does_not_fit_together_is_refused_by_name() -> None:
+    good = {"steps": ["p = a + b"], "forms": "{a} and {b}?"}
+    assert Family.parse("sum", "sums", good).given == ["a", "b"]
+    with pytest.raises(ValueError, match="no step: 'p = a'"):
+        Family.parse("sum", "sums", good | {"steps": ["p = a"]})

@@ -1,13 +1,15 @@
-"""The measurement of when the model does not know: its changes, and its figures."""
+"""The measurement of when the model does not know: its kinds of questions, and its figures."""
 
-import random
+import json
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from ccot_cli.data.answers import is_correct
 from examples.scripts import script
 
-QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
+QUESTION = "Mia has 12 pens. She buys 7 more. How many pens does Mia have?"
 
 
 @pytest.fixture(scope="module")
@@ -15,21 +17,39 @@ def domain() -> ModuleType:
     return script("research/domain.py")
 
 
-def test_a_change_replaces_one_number_or_one_word(domain: ModuleType) -> None:
-    for seed in range(20):
-        for change in (domain.large_number, domain.other_start, domain.other_word):
-            words = change(QUESTION, random.Random(seed)).split()
-            assert sum(one != other for one, other in zip(QUESTION.split(), words, strict=True)) == 1
-    assert {domain.large_number(QUESTION, random.Random(seed)).count("5000") for seed in range(20)} == {1}
-    starts = {int(domain.other_start(QUESTION, random.Random(seed)).split()[2]) for seed in range(400)}
-    assert starts == set(range(3, 61)) - {12}
+def test_problems_of_people_are_those_in_reach_with_their_answers(domain: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "people.jsonl"
+    rows = [
+        {"question": QUESTION, "answer": "12 + 7 = 19\n#### 19"},
+        {"question": QUESTION.replace("12", "12.5"), "answer": "12.5 + 7 = 19.5\n#### 19.5"},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert list(domain.read_people(path)) == [(QUESTION, "19")]
 
 
-def test_sentences_are_swapped_where_another_person_takes_over(domain: ModuleType) -> None:
-    assert domain.swapped(QUESTION, random.Random(1)) == (
-        "Mia has 12 pens. Ben has twice as many pens as Mia. Mia buys 7 more pens. How many pens does Ben have?"
-    )
-    assert domain.swapped(QUESTION.replace("Ben", "Mia"), random.Random(1)) == ""
+def test_the_halves_of_people_share_no_problem(domain: ModuleType) -> None:
+    items = [domain.Item(f"How many are {number} and 3?") for number in range(100)]
+    (even, first), (odd, second) = domain.in_halves("some", items)
+    assert (even, odd) == ("some, even", "some, odd")
+    assert sorted(first + second) == sorted(items)
+    assert min(len(first), len(second)) > 30
+
+
+def test_texts_that_are_no_problems_are_many_and_differ(domain: ModuleType) -> None:
+    sections = dict(domain.read_texts())
+    texts = [item.question for items in sections.values() for item in items]
+    assert len(sections) == 9
+    assert len(texts) == len(set(texts)) > 350
+    assert not any(character.isdigit() for item in sections["no number"] for character in item.question)
+
+
+def test_kinds_are_the_splits_the_halves_and_the_sections(domain: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(json.dumps({"question": QUESTION, "answer": "12 + 7 = 19\n#### 19"}))
+    kinds = list(domain.all_kinds([path], 3))
+    assert [name for name, _ in kinds[:6]] == ["validation", "test", "unseen", "some, even", "some, odd", "no number"]
+    assert [len(items) for _, items in kinds[:3]] == [3, 3, 3]
+    assert all(is_correct(item.answer, item.answer) for _, items in kinds[:3] for item in items)
 
 
 def test_figures_count_what_is_outside_and_what_is_right(domain: ModuleType) -> None:

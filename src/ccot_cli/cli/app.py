@@ -79,7 +79,7 @@ def ccot(
 ) -> None:
     """Reason in a few continuous tokens, answer in text: Compressed Chain of Thought.
 
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?"
+    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
     ccot demo                 train every stage on the model in the package, in minutes
     """
     if context.invoked_subcommand is None:

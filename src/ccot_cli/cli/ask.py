@@ -88,9 +88,9 @@ def ask(
 ) -> None:
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?"
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --ratio 0.2
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --method cot
+    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
+    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --ratio 0.2
+    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --method cot
     ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     ccot problems --limit 20 --format json | ccot ask --input -

@@ -13,11 +13,11 @@ from ccot_cli.cli.options import WHERE, ThreadsOption
 from ccot_cli.errors import UsageError
 from ccot_cli.names import SETTINGS_FILE
 
-QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
-RATIO = Decimal("0.2")
+QUESTION = "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
+RATIO = Decimal("0.3")
 """Three tokens for each line of a chain, which φ learns far sooner than one."""
-STEPS = (2, 3)
-"""Short problems, because φ learns these within minutes."""
+SUBSET, STEPS = "two_steps", (2, 2)
+"""Few forms of short problems, because φ learns these within minutes."""
 NUM_TRAIN, NUM_TEST = 4000, 400
 TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 3
 
@@ -42,9 +42,9 @@ def demo(
 def _run_all(folder: Path, threads: int | None) -> None:
     """Run every stage, and show the command of each."""
     if not (folder / SETTINGS_FILE).exists():
-        ratios = f"ratios=[{RATIO}]"
-        _show("init", str(folder), "--set", ratios)
-        init.init(folder, sets=[ratios])
+        sets = [f"ratios=[{RATIO}]", f"data.subset={SUBSET}"]
+        _show("init", str(folder), *(word for each in sets for word in ("--set", each)))
+        init.init(folder, sets=sets)
     where = ("-w", str(folder), *(("--threads", str(threads)) if threads else ()))
     _show("precompute", *where, "--limit", str(NUM_TRAIN), "--steps", *map(str, STEPS))
     precompute.precompute(folder=folder, limit=NUM_TRAIN, steps=STEPS, threads=threads)

@@ -12,9 +12,9 @@ import typer
 from ccot_cli.cli.console import print_note
 from ccot_cli.errors import UsageError
 from ccot_cli.names import (
+    EMBEDDED,
     ENVIRONMENT_VARIABLE,
     MODELS,
-    PACKAGED,
     EngineName,
     MethodName,
     PromptingName,
@@ -69,8 +69,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="Base model (θ in the paper): 'embedded', 'everyday', 'smollm2', a folder, a .gguf file,"
-        " or a Hugging Face name.",
+        help="Base model (θ in the paper): 'embedded', 'smollm2', a folder, a .gguf file, or a Hugging Face name.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -79,7 +78,7 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="SOURCE",
-        help="Problems: 'embedded', 'everyday', a .jsonl, .csv or .parquet file, or a Hugging Face data set.",
+        help="Problems: 'embedded', a .jsonl, .csv or .parquet file, or a Hugging Face data set.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -266,7 +265,7 @@ def announce_data(source: str) -> None:
     """Say that a data set is looked for on the hub, which takes a while; nothing for other sources."""
     from ccot_cli.data.rows import names_file
 
-    if source not in PACKAGED and not names_file(source) and _may_be_on_hub(source):
+    if source != EMBEDDED and not names_file(source) and _may_be_on_hub(source):
         print_note(f"looking for data set {source} on the Hugging Face hub …")
 
 

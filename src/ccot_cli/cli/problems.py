@@ -38,7 +38,7 @@ def problems(
 
     ccot problems
     ccot problems --steps 3 3 --limit 2
-    ccot problems --data everyday --split unseen
+    ccot problems --split unseen
     ccot problems --limit 20 --format json | ccot ask --input -
     """
     workspace, settings, _ = resolve_anywhere(folder, {"data.source": data})

@@ -1,209 +1,147 @@
-"""Record the questions that a model has learned from, and tell what of another question lies outside that record.
+"""Record how training questions are worded, and tell what of another question lies outside that record.
 
-A question is read sentence by sentence. A sentence's pattern is its text with people, objects and numbers replaced by
-slots: after "Mia has 12 pens.", the pattern of "Ben has 7 more pens than Mia." is "{other person} has {number} more
-{same objects} than {same person}." The record holds the patterns of all training questions, the numbers in each slot,
-which pattern may follow which, and for each pattern that ends a question the fewest and the most sentences.
+A question is inside if it passes these rules. It has numbers, and none of a kind that training lacks. It asks for an
+amount, of something that it speaks of or that training knows. It is no longer than the longest of training. If it
+could be one of general knowledge, it ends in words that training knows. And it is not too strange to a bigram model.
 
-The record does not compute: it cannot tell that the amounts of a question become too large or do not divide.
+The record does not compute: it cannot tell that a problem has no solution, or one that is not a whole number.
 """
 
 import json
-import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from ccot_cli.data.bigrams import Bigrams
+from ccot_cli.data.questions import TOKEN, Question
 from ccot_cli.files import commit
 
-TOKEN = re.compile(r"(?P<number>[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?)|\w+(?:['\u2019]\w+)*")
-SLOT = re.compile(r"\{[a-z ]+\}")
-SENTENCE_END = re.compile(r"(?<=[.?!]) ")
-EDGE = ""
-"""The pattern before the first sentence of a question and after the last one."""
+LEAST_KNOWN, LEAST_COMMON, LEAST_PAIR = 3, 100, 4
+"""How often training has a word that is known, one that is not rare, and a pair that counts."""
+LEAST_SCORE, LEAST_SCORE_OF_ONE_NUMBER, LEAST_SCORE_OF_BARE = -7.5, -6.0, -5.5
+"""Least mean log2 probability of a question's tokens.
+
+It is higher for those that could be questions of general knowledge: they have one number, or only ask and give no
+condition. `examples/research/domain.py` says what these values and the lists of words were chosen on.
+"""
 MOST_QUOTED = 60
 """Characters of a question that a reason quotes."""
-
-
-class Sentence(NamedTuple):
-    """One sentence of a question."""
-
-    text: str
-    pattern: str
-    numbers: list[str]
-    """As they are written."""
-
-
-def read_sentences(question: str, *, people: Collection[str], objects: Collection[str]) -> list[Sentence]:
-    """Split a question into sentences and find their patterns.
-
-    The same person is the one whom the sentence before named first; the same objects are those that it named first.
-    Any other person who comes first in a sentence is `{other person}`. One who comes later is `{known person}` if an
-    earlier sentence named them, else `{stranger}`.
-
-    Args:
-        people: All names.
-        objects: All nouns, in the plural.
-    """
-    sentences: list[Sentence] = []
-    known: set[str] = set()
-    same_person = same_objects = None
-    for text in SENTENCE_END.split(question):
-        numbers: list[str] = []
-        names: list[str] = []
-        nouns: list[str] = []
-        pattern, end = "", 0
-        for token in TOKEN.finditer(text):
-            word = slot = token[0]
-            if token["number"]:
-                slot = "{number}"
-                numbers.append(word)
-            elif word in people:
-                slot = "{known person}" if word in known else "{stranger}"
-                slot = slot if names else "{other person}"
-                slot = "{same person}" if word == same_person else slot
-                names.append(word)
-            elif word in objects:
-                slot = "{same objects}" if word == same_objects else "{other objects}"
-                nouns.append(word)
-            pattern += text[end : token.start()] + slot
-            end = token.end()
-        sentences.append(Sentence(text, pattern + text[end:], numbers))
-        known.update(names)
-        same_person, same_objects = next(iter(names), None), next(iter(nouns), None)
-    return sentences
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """What the training questions had at one pattern."""
-
-    numbers: list[set[str]]
-    """The numbers in each slot."""
-    followers: set[str] = field(default_factory=set)
-    """The patterns that came next."""
+NUM_STRANGEST = 5
+"""Tokens of a question that a reason quotes as the strangest ones."""
 
 
 @dataclass(frozen=True)
 class Domain:
     """A record of the questions that a model has learned from."""
 
-    people: frozenset[str]
-    objects: frozenset[str]
-    patterns: dict[str, Pattern]
-    """By text; the edge is one of them."""
-    lengths: dict[str, tuple[int, int]]
-    """By a question's last pattern, the fewest and the most sentences."""
+    bigrams: Bigrams
+    known: frozenset[str]
+    """Words of training; names are only where it writes them without a capital."""
+    most_numbers: int
+    most_tokens: int
+    least_confidence: float | None
+    """A reply whose confidence is lower is outside; None: no reply is."""
 
     @classmethod
-    def learn(cls, questions: Iterable[str], *, people: Collection[str], objects: Collection[str]) -> "Domain":
-        """Record questions.
-
-        Args:
-            people: All names.
-            objects: All nouns, in the plural.
-        """
-        patterns = {EDGE: Pattern([])}
-        lengths: dict[str, tuple[int, int]] = {}
-        for question in questions:
-            sentences = read_sentences(question, people=people, objects=objects)
-            last, length = sentences[-1].pattern, len(sentences)
-            fewest, most = lengths.get(last, (length, length))
-            lengths[last] = min(fewest, length), max(most, length)
-            for sentence in sentences:
-                if sentence.pattern not in patterns:
-                    patterns[sentence.pattern] = Pattern([set() for _ in sentence.numbers])
-                for slot, number in zip(patterns[sentence.pattern].numbers, sentence.numbers, strict=True):
-                    slot.add(number)
-            for before, after in _pairs(sentences):
-                patterns[before].followers.add(after)
-        return cls(frozenset(people), frozenset(objects), patterns, lengths)
-
-    @cached_property
-    def words(self) -> frozenset[str]:
-        """All words of the training questions."""
-        fixed = " ".join(SLOT.sub(" ", pattern) for pattern in self.patterns)
-        return frozenset(token[0] for token in TOKEN.finditer(fixed)) | self.people | self.objects
-
-    def outside(self, question: str) -> str:
-        """Say what of a question lies outside the record; return an empty text if nothing does."""
-        sentences = read_sentences(question, people=self.people, objects=self.objects)
-        return (
-            self._unknown_words(question)
-            or self._unknown_sentence(sentences)
-            or self._unknown_numbers(sentences)
-            or self._unknown_order(sentences)
-            or self._unknown_length(sentences)
+    def learn(cls, texts: Iterable[str], *, least_confidence: float | None = None) -> "Domain":
+        """Record questions."""
+        questions = [Question.read(text) for text in texts]
+        counts = Counter(token for each in questions for token in each.tokens if not token[0].isupper())
+        return cls(
+            Bigrams.learn(
+                (each.tokens for each in questions),
+                common={word for word, count in counts.items() if count >= LEAST_COMMON},
+                least=LEAST_PAIR,
+            ),
+            frozenset(word for word, count in counts.items() if count >= LEAST_KNOWN and word[0].isalpha()),
+            max(each.num_numbers for each in questions),
+            max(len(each.tokens) for each in questions),
+            least_confidence,
         )
 
-    def _unknown_words(self, question: str) -> str:
-        words = [token[0] for token in TOKEN.finditer(question) if not token["number"]]
-        unknown = dict.fromkeys(word for word in words if word not in self.words)
-        return f"unknown words: {_shorten(', '.join(unknown))}" if unknown else ""
+    def outside(self, text: str) -> str:
+        """Say what of a question lies outside the record; return an empty text if nothing does."""
+        question = Question.read(text)
+        return (
+            self._unknown_numbers(question)
+            or self._nothing_asked(question)
+            or self._too_long(question)
+            or self._unknown_words(question)
+            or self._strange_language(question)
+        )
 
-    def _unknown_sentence(self, sentences: list[Sentence]) -> str:
-        unknown = [sentence.text for sentence in sentences if sentence.pattern not in self.patterns]
-        return f"unknown sentence: {_shorten(unknown[0])!r}" if unknown else ""
+    def doubt(self, confidence: float) -> str:
+        """Say that a reply is not sure enough; return an empty text if it is."""
+        is_sure = self.least_confidence is None or confidence >= self.least_confidence
+        return "" if is_sure else f"the model is not sure of a number (confidence {confidence:.2f})"
 
-    def _unknown_numbers(self, sentences: list[Sentence]) -> str:
-        unknown = [
-            number
-            for sentence in sentences
-            for number, known in zip(sentence.numbers, self.patterns[sentence.pattern].numbers, strict=True)
-            if number not in known
-        ]
-        return f"numbers never seen there: {_shorten(', '.join(unknown))}" if unknown else ""
+    def _unknown_numbers(self, question: Question) -> str:
+        if not question.num_numbers:
+            return "there is no number in it"
+        beyond = question.beyond
+        return f"numbers of a kind never seen: {_shorten(', '.join(beyond))}" if beyond else ""
 
-    def _unknown_order(self, sentences: list[Sentence]) -> str:
-        for number, (before, after) in enumerate(_pairs(sentences)):
-            if after not in self.patterns[before].followers:
-                # If the question may not end where it does, it is the last sentence that is in a wrong place.
-                place = min(number, len(sentences) - 1)
-                return f"a sentence in an unknown place: {_shorten(sentences[place].text)!r}"
+    def _nothing_asked(self, question: Question) -> str:
+        if not question.asks_amount:
+            return "it asks for no amount"
+        for nouns in question.unspoken():
+            if self.known.isdisjoint(TOKEN.findall(" ".join(nouns))):
+                return f"it does not speak of what it asks for: {_shorten(' '.join(nouns))}"
         return ""
 
-    def _unknown_length(self, sentences: list[Sentence]) -> str:
-        fewest, most = self.lengths[sentences[-1].pattern]
-        return "" if fewest <= len(sentences) <= most else f"{len(sentences):,} sentences instead of {fewest} to {most}"
+    def _too_long(self, question: Question) -> str:
+        if question.num_numbers > self.most_numbers:
+            return f"{question.num_numbers:,} numbers, where training had at most {self.most_numbers:,}"
+        if (length := len(question.tokens)) > self.most_tokens:
+            return f"{length:,} words and signs, where training had at most {self.most_tokens:,}"
+        return ""
+
+    def _unknown_words(self, question: Question) -> str:
+        if question.asks_how and question.num_numbers > 1 and not question.is_one_question:
+            return ""
+        *told, last = question.sentences
+        known = self.known.union(TOKEN.findall(" ".join(told).lower()))
+        unknown = [word for word in TOKEN.findall(last) if word[0].islower() and word not in known]
+        return f"unknown words: {_shorten(', '.join(dict.fromkeys(unknown)))}" if unknown else ""
+
+    def _strange_language(self, question: Question) -> str:
+        """Judge the whole question and its last sentence, which mostly asks, by their mean."""
+        last = TOKEN.findall(question.sentences[-1])
+        scores = self.bigrams.scores(question.tokens)
+        last_scores = scores if len(question.sentences) == 1 else self.bigrams.scores(last, before=".")
+        score = (sum(scores) / len(scores) + sum(last_scores) / len(last_scores)) / 2
+        if score >= _least_score(question):
+            return ""
+        return f"unusual language: {_shorten(self._strangest(question, scores))!r}"
+
+    def _strangest(self, question: Question, scores: list[float]) -> str:
+        """Return the few tokens in a row that are the least probable, as they are written."""
+        places = list(TOKEN.finditer(question.text))
+        starts = range(max(1, len(places) - NUM_STRANGEST + 1))
+        start = min(starts, key=lambda at: sum(scores[at : at + NUM_STRANGEST]))
+        return question.text[places[start].start() : places[start : start + NUM_STRANGEST][-1].end()]
 
     def save(self, path: Path) -> None:
         """Write the record as JSON; equal records give equal bytes."""
-        texts = sorted(self.patterns)
-        patterns = [
-            {
-                "text": text,
-                "numbers": [sorted(slot, key=lambda number: (len(number), number)) for slot in pattern.numbers],
-                "followers": sorted(texts.index(follower) for follower in pattern.followers),
-                "lengths": self.lengths.get(text),
-            }
-            for text in texts
-            for pattern in [self.patterns[text]]
-        ]
-        value = {"people": sorted(self.people), "objects": sorted(self.objects), "patterns": patterns}
+        value = {**asdict(self), "known": sorted(self.known)}
         with commit(path) as part:
-            part.write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")
+            text = json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+            part.write_text(f"{text}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Domain":
         """Read what `save` wrote."""
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = value["patterns"]
-        patterns = {
-            each["text"]: Pattern(
-                [set(slot) for slot in each["numbers"]], {found[number]["text"] for number in each["followers"]}
-            )
-            for each in found
-        }
-        lengths = {each["text"]: (each["lengths"][0], each["lengths"][1]) for each in found if each["lengths"]}
-        return cls(frozenset(value["people"]), frozenset(value["objects"]), patterns, lengths)
+        return cls(**{**value, "bigrams": Bigrams(**value["bigrams"]), "known": frozenset(value["known"])})
 
 
-def _pairs(sentences: list[Sentence]) -> Iterable[tuple[str, str]]:
-    """Yield each pattern with the next, from the edge to the edge."""
-    return pairwise([EDGE, *(sentence.pattern for sentence in sentences), EDGE])
+def _least_score(question: Question) -> float:
+    if question.num_numbers == 1:
+        return LEAST_SCORE_OF_ONE_NUMBER
+    is_bare = question.is_one_question and not question.has_condition
+    return LEAST_SCORE_OF_BARE if is_bare else LEAST_SCORE
 
 
 def _shorten(text: str) -> str:

@@ -86,6 +86,8 @@ class Family:
     """A kind of problem."""
 
     name: str
+    subset: str
+    """Name of its file, without the suffix."""
     steps: tuple[Step, ...]
     lowest: dict[str, int]
     highest: dict[str, int]
@@ -97,7 +99,7 @@ class Family:
     """Those that are held out."""
 
     @classmethod
-    def parse(cls, name: str, value: dict[str, Any]) -> "Family":
+    def parse(cls, name: str, subset: str, value: dict[str, Any]) -> "Family":
         """Read an entry of a file.
 
         Raises:
@@ -108,6 +110,7 @@ class Family:
         held_out = [form for form in forms if is_held_out(form)]
         return cls(
             name,
+            subset,
             steps,
             value.get("min") or {},
             value.get("max") or {},
@@ -163,7 +166,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class EverydayProblem:
+class WordProblem:
     """One problem."""
 
     question: str
@@ -193,13 +196,17 @@ def families() -> tuple[Family, ...]:
         for each in FORMS.iterdir()
         if each.name.endswith(".yaml") and each.name not in (LEXICON_FILE, STORIES_FILE)
     )
-    found = [Family.parse(name, value) for file in names for name, value in read_forms(file).items()]
+    found = [
+        Family.parse(name, file.removesuffix(".yaml"), value)
+        for file in names
+        for name, value in read_forms(file).items()
+    ]
     if len({each.name for each in found}) < len(found):
         raise ValueError("two families have the same name")
     return tuple(found)
 
 
-def tell(rng: random.Random, family: Family, form: str) -> EverydayProblem:
+def tell(rng: random.Random, family: Family, form: str) -> WordProblem:
     """Tell one problem of a family in one of its forms."""
     numbers = family.draw(rng)
     signature = tuple(numbers.values())
@@ -218,4 +225,4 @@ def tell(rng: random.Random, family: Family, form: str) -> EverydayProblem:
     answer = numbers[family.steps[-1].result]
     if rng.random() < LOWER_CASE_PROBABILITY:
         question = question.lower()
-    return EverydayProblem(question, "\n".join([*chain, f"#### {answer}"]), family.name, form, signature)
+    return WordProblem(question, "\n".join([*chain, f"#### {answer}"]), family.name, form, signature)

@@ -2,25 +2,20 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from heapq import nsmallest
 from itertools import islice
-from typing import Any
 
 from ccot_cli.config import DataConfig
-from ccot_cli.data import everyday, word_problems
 from ccot_cli.data.rows import DataRow, names_file, read_rows
-from ccot_cli.data.stories import MOST_STEPS
+from ccot_cli.data.word_problems import Split, generate
 from ccot_cli.errors import UsageError
-from ccot_cli.names import EMBEDDED, EVERYDAY, PACKAGED, ChainName
+from ccot_cli.names import EMBEDDED, ChainName
 
 ANSWER_LINE = "####"
 ANNOTATION = re.compile(r"<<([^<>]*)>>")
 
-Split = everyday.EverydaySplit
-"""`unseen` is a second test split, of `everyday` alone."""
 NUM_TRAIN, NUM_TEST = 4000, 1000
 """Problems to take from a generator if no limit is set; it would never end."""
 BAD_ROW_PERCENT = 1
@@ -63,9 +58,9 @@ def load_training(config: DataConfig) -> LoadedProblems:
         UsageError: if the source is missing or unusable, or more than 1 % of its rows hold no problem.
         ResourceError: if the hub cannot be reached.
     """
-    if config.source in PACKAGED:
-        train = _generate(config.source, "train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
-        held_out = _generate(config.source, "validation", config.validation_limit, seed=config.seed, steps=config.steps)
+    if config.source == EMBEDDED:
+        train = _generate(config, "train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
+        held_out = _generate(config, "validation", config.validation_limit, seed=config.seed, steps=config.steps)
         return LoadedProblems(train, held_out, [])
     problems, bad = _read(config, config.source, config.split)
     if 100 * len(bad) > BAD_ROW_PERCENT * (len(problems) + len(bad)):
@@ -105,9 +100,9 @@ def load_test(
         ResourceError: if the hub cannot be reached.
     """
     source = config.test_source or config.source
-    if source in PACKAGED:
+    if source == EMBEDDED:
         split: Split = "unseen" if config.test_split == "unseen" else "test"
-        return _generate(source, split, limit or NUM_TEST, seed=seed, steps=steps or config.steps)
+        return _generate(config, split, limit or NUM_TEST, seed=seed, steps=steps or config.steps)
     if lacks_test(config):
         raise UsageError(
             "no test problems are named",
@@ -148,20 +143,20 @@ def of_steps(problems: list[Problem], steps: tuple[int, int] | None, source: str
     return chosen
 
 
-def _generate(source: str, split: Split, count: int, *, seed: int, steps: tuple[int, int] | None) -> list[Problem]:
-    stream: Iterator[Any]
-    if source == EVERYDAY:
-        if steps and steps[1] > MOST_STEPS:
-            raise UsageError(
-                f"{EVERYDAY} problems have at most {MOST_STEPS} steps, not {steps[1]}", fix=f"--steps 1 {MOST_STEPS}"
-            )
-        stream = everyday.generate(split, seed=seed, steps=steps)
-    elif split == "unseen":
-        raise UsageError(f"the {EMBEDDED} problems have no split 'unseen'", fix=f"--data {EVERYDAY} has one")
-    else:
-        fewest, most = steps or (word_problems.MIN_STEPS, word_problems.MAX_STEPS)
-        stream = word_problems.generate(split, seed=seed, min_steps=fewest, max_steps=most)
-    taken: list[Any] = list(islice(stream, count))
+def _generate(
+    config: DataConfig, split: Split, count: int, *, seed: int, steps: tuple[int, int] | None
+) -> list[Problem]:
+    """Take problems of the embedded generator.
+
+    Raises:
+        UsageError: if it has no such subset, or no problems of so many steps.
+    """
+    try:
+        taken = list(islice(generate(split, seed=seed, steps=steps, subset=config.subset), count))
+    except ValueError as error:
+        raise UsageError(
+            f"the {EMBEDDED} problems: {error}", fix="change data.steps (--steps) or data.subset"
+        ) from None
     return [
         Problem(f"{split}-{seed}-{index}", each.question, *split_solution(each.solution))
         for index, each in enumerate(taken)

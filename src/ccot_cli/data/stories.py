@@ -15,8 +15,8 @@ from ccot_cli.data.families import (
     CEILINGS,
     LARGEST_FACTOR,
     LOWER_CASE_PROBABILITY,
-    EverydayProblem,
     Step,
+    WordProblem,
     is_held_out,
 )
 from ccot_cli.data.grammar import STORIES_FILE, Telling, lines, read_forms, tidy
@@ -113,7 +113,7 @@ class _Forms:
         return form
 
 
-def tell_story(rng: random.Random, num_steps: int, *, is_unseen: bool) -> EverydayProblem:
+def tell_story(rng: random.Random, num_steps: int, *, is_unseen: bool) -> WordProblem:
     """Tell a story of exactly `num_steps` steps.
 
     Args:
@@ -203,7 +203,7 @@ class _Story:
         return tidy(f"{self.text} {self.telling.fill(final if self.is_named else _name_holder(final))}")
 
 
-def _try(rng: random.Random, forms: _Forms, num_steps: int) -> EverydayProblem | None:
+def _try(rng: random.Random, forms: _Forms, num_steps: int) -> WordProblem | None:
     """Tell a story; return None if no event fitted before it was long enough."""
     unit = rng.choices(["things", "dollars", "minutes"], UNIT_WEIGHTS)[0]
     ceiling = rng.choices(CEILINGS[1:], CEILING_WEIGHTS[1:])[0]
@@ -222,7 +222,7 @@ def _try(rng: random.Random, forms: _Forms, num_steps: int) -> EverydayProblem |
     if rng.random() < LOWER_CASE_PROBABILITY:
         question = question.lower()
     solution = "\n".join([*story.chain, f"#### {story.amount}"])
-    return EverydayProblem(question, solution, f"story: {', '.join(story.events)}", opening, tuple(story.numbers))
+    return WordProblem(question, solution, f"story: {', '.join(story.events)}", opening, tuple(story.numbers))
 
 
 def _draw_event(

@@ -38,7 +38,10 @@ class AskResult:
     text: str
     """All decoded text: the answer, and at r = 1 the explicit chain before it."""
     in_domain: bool | None
-    """Whether the model has learned questions like this and came to an answer; None if it has no record of them."""
+    """Whether the model has learned questions like this and came to an answer of which it is sure enough.
+
+    None if it has no record of them.
+    """
     outside: str
     """Why it is not in the domain; else empty."""
 
@@ -137,4 +140,6 @@ class Asker:
         if reply.is_truncated:
             return "the answer did not come to an end"
         # A chain may end without `####`; its last number is then taken for the answer.
-        return "" if reply.answer and reply.num_answer else "there is no final answer"
+        if not reply.answer or not reply.num_answer:
+            return "there is no final answer"
+        return self.domain.doubt(reply.confidence)

@@ -23,7 +23,7 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
 from ccot_cli.models.methods.method import Method, MethodInfo, Reply, Seconds
-from ccot_cli.names import EVAL, PACKAGED
+from ccot_cli.names import EMBEDDED, EVAL
 from ccot_cli.progress import Progress
 from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
 from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
@@ -151,7 +151,7 @@ def run(
 def is_tested_on_training(data: DataConfig) -> bool:
     """Tell whether test problems come from the same file, or the same split of a data set, as those of training."""
     source = data.test_source or data.source
-    if source in PACKAGED or Path(source).resolve() != Path(data.source).resolve():
+    if source == EMBEDDED or Path(source).resolve() != Path(data.source).resolve():
         return False
     return names_file(source) or data.test_split == data.split
 

@@ -4,8 +4,9 @@ import json
 from dataclasses import dataclass
 
 from ccot_cli.config import DataConfig, Settings
-from ccot_cli.data.problems import Problem, Split, load_test, load_training, of_steps
-from ccot_cli.names import PACKAGED, PRECOMPUTE
+from ccot_cli.data.problems import Problem, load_test, load_training, of_steps
+from ccot_cli.data.word_problems import Split
+from ccot_cli.names import EMBEDDED, PRECOMPUTE
 from ccot_cli.overrides import override
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace
@@ -63,7 +64,7 @@ def run(
         used = {f"data.{name}": value for name, value in stored.manifest.config["data"].items()}
         settings = override(settings, used)
     if split is None:
-        split = "test" if (settings.data.test_source or settings.data.source) in PACKAGED else "validation"
+        split = "test" if (settings.data.test_source or settings.data.source) == EMBEDDED else "validation"
     section = "eval" if split == "test" else "data"
     options = {f"{section}.steps": steps, f"{section}.seed": seed}
     changed = override(settings, {name: value for name, value in options.items() if value is not None})
@@ -83,6 +84,6 @@ def run(
 
 def _limited(data: DataConfig, limit: int) -> DataConfig:
     """Generate no more problems than are asked for; which ones a file holds out depends on its own limit."""
-    if data.source not in PACKAGED:
+    if data.source != EMBEDDED:
         return data
     return data.model_copy(update={"limit": limit, "validation_limit": limit})

@@ -1,6 +1,6 @@
 """Load a model and its tokenizer by the name that the user gave, always from safetensors and never with remote code.
 
-Some names are short: those of the models in the package, and `smollm2`. A file in GGUF format is unpacked first. Any
+Some names are short: `embedded`, the model in the package, and `smollm2`. A file in GGUF format is unpacked first. Any
 other name is a folder, or a model on the Hugging Face hub.
 """
 
@@ -20,11 +20,9 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.errors import CcotError, CorruptError, ResourceError, UsageError
 from ccot_cli.hub import hub_answers
 from ccot_cli.models.base.gguf import SUFFIX, gguf_file, unpack
-from ccot_cli.names import EMBEDDED, EVERYDAY, model_name_meant
+from ccot_cli.names import EMBEDDED, model_name_meant
 
 EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
-PACKAGED_FOLDERS = {EMBEDDED: EMBEDDED_FOLDER, EVERYDAY: EMBEDDED_FOLDER / "everyday"}
-"""Models in the package."""
 _FETCH_AGAIN = "fetch the model again, with its own config.json"
 
 
@@ -37,7 +35,7 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
         ResourceError: if files cannot be fetched.
     """
     file = gguf_file(config.name)
-    source: str | Path = PACKAGED_FOLDERS.get(config.name, config.name)
+    source: str | Path = EMBEDDED_FOLDER if config.name == EMBEDDED else config.name
     options: dict[str, Any] = {"trust_remote_code": False, "revision": config.revision, "local_files_only": True}
     if file is None and isinstance(source, str) and not Path(source).exists():
         if meant := model_name_meant(source):

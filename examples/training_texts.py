@@ -1,0 +1,104 @@
+"""What the embedded model learns from, beside generated problems: people's, others with new words, and sums."""
+
+import hashlib
+import json
+import random
+import re
+from bisect import bisect_left
+from pathlib import Path
+
+from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, Step, WordProblem
+from ccot_cli.data.grammar import lexicon
+
+NEW_WORDS_PROBABILITY, REPLACED = 0.15, 0.7
+"""How often a generated problem has words that do not exist, and how many of its nouns and names then are such."""
+NUM_SUMS = 10
+"""Sums in an example that is sums alone."""
+ANNOTATED = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
+"""A step of GSM8K's chains."""
+
+Solved = tuple[str, str]
+"""Question and solution, as in GSM8K."""
+
+
+def read_people(path: Path) -> list[Solved]:
+    """Read the problems of a file in GSM8K's format whose every step is one operation on whole numbers to 999.
+
+    One in ten is left out: training never sees it.
+
+    The chain becomes that of the generator, as the wording of people is too varied for so small a model.
+    """
+    chosen = []
+    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        *chain, answer = row["answer"].split("\n")
+        steps = [found[0] for line in chain if len(found := ANNOTATED.findall(line)) == line.count("<<") == 1]
+        numbers = [int(each) for left, _, right, result in steps for each in (left, right, result)]
+        answer = answer.removeprefix("####").strip()
+        if len(steps) == len(chain) > 0 and answer.isdigit() and max(*numbers, int(answer)) <= LARGEST:
+            lines = [write_step(*step) for step in steps]
+            chosen.append((" ".join(row["question"].split()), "\n".join([*lines, f"#### {answer}"])))
+    return [solved for solved in chosen if not is_held_out(solved)]
+
+
+def is_held_out(solved: Solved) -> bool:
+    """Tell whether training never sees a problem that people wrote; one in ten is."""
+    return hashlib.sha256(solved[0].encode()).digest()[0] < 26
+
+
+def replaceable_stems() -> list[str]:
+    """Return the lexicon's nouns and first names in lower case, without a plural's s."""
+    nouns = {pair[1].split()[-1] for pairs in lexicon().objects.values() for pair in pairs}
+    names = {name for each in lexicon().names.values() for name in each}
+    return sorted({word.lower().removesuffix("s") for word in nouns | names if len(word) >= 4 and word.isalpha()})
+
+
+def solved(rng: random.Random, stems: list[str], problem: WordProblem) -> Solved:
+    """Return a generated problem, now and then with new words."""
+    told = problem.question, problem.solution
+    return with_new_words(rng, stems, told) if rng.random() < NEW_WORDS_PROBABILITY else told
+
+
+def with_new_words(rng: random.Random, stems: list[str], told: Solved) -> Solved:
+    """Put words that do not exist, made of two that do, in the place of a problem's nouns and names.
+
+    So θ learns what to do with words that it does not know.
+
+    Args:
+        stems: Of nouns and names, as `replaceable_stems` returns them.
+    """
+    question, solution = told
+    of_question = dict.fromkeys(each.lower().removesuffix("s") for each in re.findall(r"[A-Za-z]{4,}", question))
+    for stem in of_question:
+        index = bisect_left(stems, stem)
+        if stems[index : index + 1] != [stem] or rng.random() > REPLACED:
+            continue
+        new = rng.choice(stems)[: rng.randint(2, 4)] + rng.choice(stems)[-rng.randint(2, 4) :]
+
+        def replace(found: re.Match[str], new: str = new) -> str:
+            return (new.capitalize() if found[1][0].isupper() else new) + found[2]
+
+        pattern = re.compile(rf"\b({stem})(s?)\b", re.IGNORECASE)
+        question, solution = pattern.sub(replace, question), pattern.sub(replace, solution)
+    return question, solution
+
+
+def sums(rng: random.Random) -> str:
+    """Write sums to practise on; the generated problems alone have too few."""
+    written: list[str] = []
+    while len(written) < NUM_SUMS:
+        sign = rng.choice("++--*/")
+        most = rng.choice((20, 100, 100, LARGEST))
+        left, right = rng.randint(1, most), rng.randint(1, rng.choice((LARGEST_FACTOR, most)))
+        if sign == "/":
+            left *= right
+        if rng.random() < 0.5 and sign in "+*":
+            left, right = right, left
+        result = Step("p", "a", sign, "b").compute({"a": left, "b": right}) if left <= LARGEST else None
+        if result is not None:
+            written.append(write_step(left, sign, right, result))
+    return " ".join(written)
+
+
+def write_step(left: int | str, sign: str, right: int | str, result: int | str) -> str:
+    """Write a line of a chain as the generator does."""
+    return Step("p", "a", sign, "b").write({"a": int(left), "b": int(right), "p": int(result)})
