@@ -2,7 +2,9 @@
 
 import json
 import random
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from ccot_cli.signals import delayed_stop
 
 LOG_FILE = "log.jsonl"
 CHECKPOINT_FILE = "checkpoint.safetensors"
+SPEED_STEPS = 100
+"""The latest steps, at most, over which the speed is averaged."""
 
 
 class Training(ABC):
@@ -29,6 +33,10 @@ class Training(ABC):
     batch_size: int
     seed: int
     """Seed of the examples' order."""
+    num_tokens = 0
+    """Tokens in the last step's batch, without padding."""
+    tokens_per_second = 0.0
+    """Mean over the latest steps, of their time alone: what happens between two steps does not count."""
 
     @abstractmethod
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
@@ -42,6 +50,10 @@ class Training(ABC):
             A scalar; the parts of a batch sum up to its loss.
         """
 
+    def count_tokens(self, batch: Sequence[int]) -> int:
+        """Count the tokens that the next step computes for these examples, without padding."""
+        return sum(self.lengths[number] for number in batch)
+
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
@@ -49,12 +61,18 @@ class Training(ABC):
 
     def steps(self) -> Iterator[float]:
         """Take the steps that are left after those that the optimiser has taken; yield each one's loss."""
+        latest = deque[tuple[int, float]](maxlen=SPEED_STEPS)
         while self.optimiser.step_count < self.optimiser.num_steps:
             epoch, num_done = divmod(self.optimiser.step_count, self.steps_per_epoch)
             # An epoch's order depends on its number alone, so a resumed epoch continues with its next batch.
             shuffler = random.Random(f"{self.seed}/{epoch}")
             for batch in bucketed(self.lengths, batch_size=self.batch_size, shuffler=shuffler)[num_done:]:
-                yield self.optimiser.step_on(batch, self.part_loss)
+                self.num_tokens, started = self.count_tokens(batch), time.perf_counter()
+                loss = self.optimiser.step_on(batch, self.part_loss)
+                latest.append((self.num_tokens, time.perf_counter() - started))
+                tokens, seconds = map(sum, zip(*latest, strict=True))
+                self.tokens_per_second = tokens / seconds
+                yield loss
 
 
 def train(
@@ -74,7 +92,8 @@ def train(
     checkpoint and, on a CPU, ends in the same bits as an uninterrupted one.
 
     Args:
-        log: File with a JSON line for every step: loss, learning rate, and norm of the gradient before clipping.
+        log: File with a JSON line for every step: loss, learning rate, norm of the gradient before clipping, and number
+            of tokens. There is no time in it: the log is a part of the artifact, and two runs make the same bytes.
         checkpoint: File with the optimiser's state; training resumes from it if it exists.
         label: Text of the progress bar.
         checkpoint_steps: Steps between two checkpoints.
@@ -101,8 +120,9 @@ def train(
     ):
         for loss in training.steps():
             step = optimiser.step_count
-            advance(1, **figures(loss))
+            advance(1, **figures(loss), **{"tokens/s": f"{training.tokens_per_second:,.0f}"})
             lines.append({"step": step, "loss": loss, "rate": optimiser.rate, "norm": optimiser.norm})
+            lines[-1]["tokens"] = training.num_tokens
             if step % epoch == 0:
                 lines[-1].update(on_epoch(_mean_loss(lines[-epoch:])))
             is_stopping = is_stop_asked()

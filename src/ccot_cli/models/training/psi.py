@@ -89,6 +89,13 @@ class PsiTraining(Training):
             restarts=[epoch * self.steps_per_epoch for epoch in stages],
         )
 
+    def count_tokens(self, batch: Sequence[int]) -> int:
+        examples = self._current_examples()
+        return sum(examples[number].length for number in batch)
+
+    def _current_examples(self) -> Sequence[PsiExample]:
+        return self._examples(self.optimiser.step_count // self.steps_per_epoch)
+
     @property
     def _teaches_end(self) -> bool:
         """Whether φ's layers learn with ψ, so that they can learn to show which token is the last."""
@@ -96,7 +103,7 @@ class PsiTraining(Training):
 
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
         """Compute what a part adds to the answers' mean cross-entropy, and to END's mean loss if φ learns with ψ."""
-        examples = self._examples(self.optimiser.step_count // self.steps_per_epoch)
+        examples = self._current_examples()
         part_batch, whole_batch = [examples[number] for number in part], [examples[number] for number in whole]
         prefix = self.context.read(part, part_batch)
         start, answers = [example.start for example in part_batch], [example.answer for example in part_batch]
