@@ -12,7 +12,7 @@ from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
-from ccot_cli.stages import score
+from ccot_cli.stages import score, selectors
 from stages.runs import RATIO, MakeRun, same_tensors, stored_problems
 
 
@@ -25,6 +25,14 @@ def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_
     for run in (thick, thin):
         run.score()
     assert same_tensors(thick.workspace.folder("score", "r0.10"), thin.workspace.folder("score", "r0.10"))
+
+
+def test_theta_does_not_run_again_if_every_index_is_stored(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    run.precompute()
+    monkeypatch.setattr(selectors, "last_states", lambda *_, **__: pytest.fail("θ ran again"))
+    monkeypatch.setattr(score, "gold_states", lambda *_, **__: pytest.fail("θ ran again"))
+    run.score()
 
 
 def test_selected_states_belong_to_the_selected_tokens(make_run: MakeRun) -> None:
