@@ -113,7 +113,8 @@ class _Job:
         self.theta.require_resident("training ψ")
         config = self.settings.train_psi
         self.adapters = Adapters(self.theta)
-        self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
+        trained = self.phi.manifest
+        self.layer = trained.summary.get("autoregressive_layer") or trained.config["train_phi"]["autoregressive_layer"]
         self.phi.check()
         self.adapters.load(PHI, self.phi.folder / PHI)
         self.adapters.add(PSI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)

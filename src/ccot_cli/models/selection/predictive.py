@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states
+from ccot_cli.models.selection.gold import STORED_DTYPE, following_ids, gold_states
 
 PRIOR_COUNT = 10.0
 """Occurrences with the overall mean score that are added to those of every token, so that rare tokens get near it."""
@@ -67,13 +67,8 @@ def surprisals(
     """
     for number, states_MD in states:
         log_prob_MV = theta.blocks.logits(states_MD.to(theta.device, theta.dtype)).float().log_softmax(dim=-1)
-        following_M = torch.tensor(_successors(theta, problems[number]), device=theta.device)
+        following_M = torch.tensor(following_ids(theta, problems[number]), device=theta.device)
         yield number, (-log_prob_MV.gather(1, following_M[:, None])[:, 0]).tolist()
-
-
-def _successors(theta: Theta, problem: EncodedProblem) -> list[int]:
-    """Return the id that follows each chain token; the answer's marker follows the last one."""
-    return [*problem.chain[1:], theta.encoder.answer_marker[0]]
 
 
 def announcements(
