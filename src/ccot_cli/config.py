@@ -195,8 +195,8 @@ class TrainPhiConfig(Section):
 
     schedule: Schedule = "joint"
     """`joint`: all layers at once, on φ's own rollouts; `layerwise`: as in the paper."""
-    autoregressive_layer: int = Field(default=7, ge=1)
-    """Hidden-state index fed back as the next input [l]."""
+    autoregressive_layer: Annotated[int, Field(ge=1)] | Literal["auto"] = 7
+    """Hidden-state index fed back as the next input [l]; `auto`: see own-model.md."""
     lora_rank: int = Field(default=64, ge=1)
     """Rank of the adapter."""
     lora_alpha: int = Field(default=64, ge=1)
@@ -219,6 +219,12 @@ class TrainPhiConfig(Section):
     """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4; null: a new φ."""
     seed: Seed = 0
     """Seed of the order of problems and of the adapter's first weights."""
+
+    @property
+    def layer(self) -> int:
+        """The autoregressive layer; it must not be `auto` any more."""
+        assert not isinstance(self.autoregressive_layer, str)
+        return self.autoregressive_layer
 
 
 class TrainPsiConfig(Section):

@@ -27,6 +27,13 @@ def _written(folder: Path, rows: list[int], max_rows: int) -> list[Record]:
     return list(read_records(folder))
 
 
+def test_one_index_is_read_alone(tmp_path: Path) -> None:
+    _written(tmp_path, [4, 3, 5], max_rows=8)
+    for record, one in zip(read_records(tmp_path), read_records(tmp_path, indices=slice(2, 3)), strict=True):
+        assert one.number == record.number
+        assert torch.equal(one.states_JID, record.states_JID[:, 2:3])
+
+
 def test_records_come_back_while_writing_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save = shards.save_file
 

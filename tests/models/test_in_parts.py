@@ -12,7 +12,7 @@ from trainers import LAYER, fresh_queries, phi_examples, psi_examples
 from ccot_cli.config import TrainPhiConfig
 from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.predictive import surprisals
+from ccot_cli.models.selection.predictive import last_states, surprisals
 from ccot_cli.models.training.contexts import RolloutContext, roll_out, token_states
 from ccot_cli.models.training.phi_report import PhiJudge
 from ccot_cli.models.training.queries import KeptQueries, fill_queries
@@ -29,7 +29,7 @@ def test_what_does_not_fit_is_done_in_smaller_parts(
 
     def done() -> list[Tensor]:
         if work == "surprisals":
-            found = sorted(surprisals(llama, problems, batch_tokens=4096))
+            found = sorted(surprisals(llama, problems, last_states(llama, problems, batch_tokens=4096)))
             return [torch.tensor(each) for _, each in found]
         if work == "queries":
             path = tmp_path / "queries.bin"

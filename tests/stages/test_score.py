@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ccot_cli.data.prompts import Encoder
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
-from ccot_cli.stages import score
+from ccot_cli.stages import inputs, score, selectors
 from stages.runs import RATIO, MakeRun, same_tensors, stored_problems
 
 
@@ -25,6 +26,14 @@ def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_
     for run in (thick, thin):
         run.score()
     assert same_tensors(thick.workspace.folder("score", "r0.10"), thin.workspace.folder("score", "r0.10"))
+
+
+def test_theta_does_not_run_again_if_every_index_is_stored(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    run.precompute()
+    monkeypatch.setattr(selectors, "last_states", lambda *_, **__: pytest.fail("θ ran again"))
+    monkeypatch.setattr(score, "gold_states", lambda *_, **__: pytest.fail("θ ran again"))
+    run.score()
 
 
 def test_selected_states_belong_to_the_selected_tokens(make_run: MakeRun) -> None:
@@ -87,3 +96,40 @@ def test_the_search_for_tokens_that_announce_counts_its_problems(make_run: MakeR
     run.precompute()
     score.run(run.workspace, run.settings, RATIO, progress=Counting())
     assert advanced.count(("tokens that announce what is new", 20)) == 20
+
+
+def test_what_each_layer_holds_is_read_from_the_states_before_numbers(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[tuple[torch.Tensor, torch.Tensor], ...]] = []
+
+    def watched(*parts: tuple[torch.Tensor, torch.Tensor]) -> float:
+        shown.append(parts)
+        return [0.1, 0.2, 0.99, 0.99, 1.0][len(shown) - 1]
+
+    monkeypatch.setattr(score, "probe_accuracy", watched)
+    run = make_run()
+    run.precompute()
+    result = run.score()
+    assert (result.probe, result.autoregressive_layer) == ([0.1, 0.2, 0.99, 0.99, 1.0], 2)
+    source, scored = (run.workspace.require(stage, key) for stage, key in (("precompute", None), ("score", "r0.10")))
+    theta = inputs.load_matching_theta(run.settings, source)
+    for side, examples in enumerate(inputs.load_examples(theta, source, scored)):
+        next_M = torch.cat([each.next_K for each in examples])
+        is_number_M = torch.tensor([theta.encoder.has_digit(token) for token in next_M.tolist()])
+        for index, parts in enumerate(shown):
+            states_MD = torch.cat([each.gold_JID[1:, index] for each in examples])[is_number_M]
+            # The shards have the problems in an order of their own.
+            found, expected = (
+                sorted(zip(labels_M.tolist(), rows_MD.float().tolist(), strict=True))
+                for rows_MD, labels_M in (parts[side], (states_MD, next_M[is_number_M]))
+            )
+            assert found == expected != []
+
+
+def test_chains_without_numbers_tell_no_layer(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoder, "has_digit", lambda self, token: False)
+    run = make_run()
+    run.precompute()
+    result = run.score()
+    assert (result.probe, result.autoregressive_layer) == ([], None)

@@ -3,15 +3,18 @@
 from decimal import Decimal
 
 import pytest
+import torch
 
 from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.models.training.loop import Judgement
+from ccot_cli.models.training.psi import HeldOut, PsiTraining
 from ccot_cli.names import BaselineName
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, score
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import baseline_key
-from stages.runs import RATIO, MakeRun, Stopping, Told
+from stages.runs import RATIO, MakeRun, Stopping, Told, stored_problems, tensors_of
 
 
 def test_gold_is_trained_on_what_score_selected_and_answers_test_problems(make_run: MakeRun) -> None:
@@ -51,3 +54,31 @@ def test_an_interrupted_baseline_ends_in_the_same_bits(make_run: MakeRun, name: 
     key = baseline_key(name, RATIO)
     one, other = (run.workspace.require("train-baseline", key) for run in (whole, halted))
     assert one.manifest.files == other.manifest.files
+
+
+@pytest.mark.parametrize("name", ["ψ", "pause", "gold"])
+def test_the_weights_that_did_best_on_validation_problems_are_saved(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    judged: list[HeldOut] = []
+
+    saved = []
+    for step in (3, 9):
+
+        def judge(training: PsiTraining, held_out: HeldOut, best_step: int = step) -> Judgement:
+            judged.append(held_out)
+            return Judgement(float(training.optimiser.step_count == best_step), 1.0)
+
+        monkeypatch.setattr(PsiTraining, "judge", judge)
+        run = make_run(f"run-{step}", **{"train_psi.epochs": 3})
+        run.precompute()
+        run.score()
+        if name == "ψ":
+            run.train_phi()
+        result = run.train_psi() if name == "ψ" else run.train_baseline(name)  # type: ignore[arg-type]
+        assert (result.num_steps, result.kept_step) == (9, step)
+        key = ("train-psi", "r0.10") if name == "ψ" else ("train-baseline", f"{name}-r0.10")
+        saved.append(tensors_of(run.workspace.folder(*key)))
+    assert not any(torch.equal(each, saved[1][path]) for path, each in saved[0].items() if path.startswith("psi"))
+    queries = [problem.query for problem in stored_problems(run, is_validation=True)]
+    assert all([each.query for each in held_out.examples] == queries for held_out in judged)

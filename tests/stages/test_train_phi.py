@@ -1,5 +1,6 @@
 """φ is trained layer by layer or jointly, after an interruption, or starting from another φ."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -11,13 +12,14 @@ from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.decoding.phi import replay
 from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.methods.method import MethodInfo
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_phi
 from ccot_cli.stages.inputs import load_examples
 from ccot_cli.tensors.losses import scaled_mse
 from ccot_cli.tensors.masks import first_columns
-from stages.runs import RATIO, MakeRun, tensors_of
+from stages.runs import RATIO, MakeRun, Told, tensors_of
 
 
 def test_the_papers_recipe_trains_layer_by_layer(make_run: MakeRun) -> None:
@@ -121,3 +123,30 @@ def test_a_start_that_cannot_be_is_refused(make_run: MakeRun) -> None:
         train_phi.run(
             run.workspace, override(run.settings, {"train_phi.start": "r0.10"}), Decimal("0.2"), progress=Progress()
         )
+
+
+@pytest.mark.parametrize(("probed", "layer"), [([0.1, 0.2, 0.3, 0.96, 1.0], 3), ([0.99, 1.0, 1.0, 1.0, 1.0], 2)])
+def test_auto_is_the_layer_that_score_found_or_half_of_all(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, probed: list[float], layer: int
+) -> None:
+    accuracies = iter(probed)
+    monkeypatch.setattr(score, "probe_accuracy", lambda *_: next(accuracies))
+    named, run = make_run("named", **{"train_phi.autoregressive_layer": layer}), make_run("auto")
+    run = replace(run, settings=override(run.settings, {"train_phi.autoregressive_layer": "auto"}))
+    run.precompute()
+    run.score()
+    told = Told()
+    result = run.train_phi(told)
+    assert result.autoregressive_layer == layer
+    assert sum(line.startswith(f"l = {layer} of 4: ") for line in told.said) == 1
+    manifest = run.workspace.require("train-phi", "r0.10").manifest
+    assert manifest.summary["autoregressive_layer"] == layer
+    assert run.workspace.state("train-phi", "r0.10", run.settings).name == "ready"
+    assert run.train_phi().was_ready
+    run.train_psi()
+    assert MethodInfo.load(run.workspace.folder("train-psi", "r0.10")).autoregressive_layer == layer
+    # The same φ as if the layer had been named.
+    accuracies = iter(probed)
+    named.precompute()
+    named.score()
+    assert named.train_phi().report == result.report

@@ -116,6 +116,12 @@ def counted(count: int, unit: str) -> str:
     return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"
 
 
+def steps_taken(num_steps: int, kept_step: int | None) -> str:
+    """Say how long a training took, and which step's weights were kept: `192 steps (kept: step 144)`."""
+    kept = "" if kept_step in (None, num_steps) else f" (kept: step {kept_step:,})"
+    return f"{counted(num_steps, 'steps')}{kept}"
+
+
 def aligned(rows: Sequence[Sequence[str]], *, align: str) -> list[str]:
     """Format rows of cells as lines with aligned columns.
 

@@ -59,6 +59,11 @@ def score(
                 f"r = {each:f}: {result.selector} keeps {result.mean_kept:.1f} of {result.mean_chain:.1f} chain tokens"
                 f" ({kinds}); {result.overlap_with_even:.0%} of them even spacing keeps too"
             )
+            if result.autoregressive_layer is not None:
+                read = " ".join(f"{accuracy:.2f}" for accuracy in result.probe)
+                print_line(
+                    f"  a probe reads the next number at 0 to L: {read}; l = auto is {result.autoregressive_layer}"
+                )
         if result.was_ready:
             progress.say("ready already; nothing to do")
     if format == "json":

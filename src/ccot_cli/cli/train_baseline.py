@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next, steps_taken
 from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
@@ -71,7 +71,7 @@ def train_baseline(
             print_line(
                 f"{method}{f' at r = {each:f}' if fixed is None else ''}: validation accuracy"
                 f" {result.validation_accuracy:.3f} on {result.num_validation:,} problems after"
-                f" {result.num_steps:,} steps, {result.mean_tokens:.1f} tokens before the answer"
+                f" {steps_taken(result.num_steps, result.kept_step)}, {result.mean_tokens:.1f} tokens before the answer"
             )
     if format == "json":
         print_json([asdict(result) for result in results])

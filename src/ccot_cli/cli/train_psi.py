@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next, steps_taken
 from ccot_cli.cli.options import (
     DeviceOption,
     EpochsOption,
@@ -48,7 +48,7 @@ def train_psi(
             continue
         print_line(
             f"r = {each:f}: validation accuracy {result.validation_accuracy:.3f}"
-            f" on {result.num_validation:,} problems after {result.num_steps:,} steps"
+            f" on {result.num_validation:,} problems after {steps_taken(result.num_steps, result.kept_step)}"
         )
         print_line(
             f"  END is right at {result.end['accuracy']:.1%} of tokens; it lets {result.mean_tokens:.1f} pass,"

@@ -161,8 +161,11 @@ def stored_numbers(folder: Path) -> set[int]:
     return numbers
 
 
-def read_records(folder: Path) -> Iterator[Record]:
+def read_records(folder: Path, *, indices: slice = slice(None)) -> Iterator[Record]:
     """Yield every record, in the order of the shards.
+
+    Args:
+        indices: Which of the stored hidden-state indices to read; all by default.
 
     Raises:
         CorruptError: if a shard is damaged.
@@ -174,7 +177,7 @@ def read_records(folder: Path) -> Iterator[Record]:
             states = shard.get_slice("states")
             for index, number in enumerate(shard.get_tensor("numbers").tolist()):
                 start, end = offsets[index], offsets[index + 1]
-                yield Record(number, states[start:end], token_ids[start:end], positions[start:end])
+                yield Record(number, states[start:end, indices], token_ids[start:end], positions[start:end])
 
 
 def _open_shard(path: Path) -> safe_open:

@@ -12,7 +12,7 @@ from ccot_cli.config import WITHOUT_EFFECT, ModelConfig, Settings
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta, load_theta
-from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.selection.gold import GoldExample, following_ids
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, has_moved
 from ccot_cli.workspace.workspace import Workspace
@@ -71,8 +71,7 @@ def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[l
     validation: list[GoldExample] = []
     for record in sorted(read_records(selected.folder), key=lambda record: record.number):
         encoded = problems[record.number]
-        following = [*encoded.chain[1:], theta.encoder.answer_marker[0]]
-        start = len(encoded.query)
+        following, start = following_ids(theta, encoded), len(encoded.query)
         next_K = torch.tensor([following[position - start] for position in record.positions_J[1:].tolist()])
         example = GoldExample(encoded.query, record.states_JID, next_K)
         (validation if items[record.number].is_validation else train).append(example)

@@ -1,22 +1,26 @@
 """Select tokens of every chain, and store their gold states (paper, section 4.1).
 
-Dimensions: J = 1 + M rows of a problem, M chain tokens, I hidden-state indices, D width.
+Dimensions: J rows of a problem, the last query token's and those of chain tokens, I hidden-state indices, M tokens of
+all problems, D width.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from itertools import chain
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
 from ccot_cli.files import check_space
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states
+from ccot_cli.models.selection.gold import STORED_DTYPE, following_ids, gold_states
+from ccot_cli.models.selection.layer import lowest_sufficient, probe_accuracy
 from ccot_cli.names import PRECOMPUTE, SCORE, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_matching_theta, ready_result
@@ -29,6 +33,8 @@ from ccot_cli.workspace.workspace import Workspace
 
 SHARD_BYTES = 256 * 10**6
 NUM_EXAMPLES = 3
+MOST_PROBED = 2000
+"""Training problems, at most, that probes are fitted on."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,11 @@ class ScoreResult:
     """Proportion of the selected tokens that even spacing would select too."""
     examples: list[str]
     """The first problems' chains, with the selected tokens in [brackets]."""
+    probe: list[float] = field(default_factory=list)
+    """Accuracy with which a probe at each index 0..L reads the chain's next number from a selected state; empty if the
+    chains write none."""
+    autoregressive_layer: int | None = None
+    """What `train_phi.autoregressive_layer: auto` stands for; None if the probe does not tell."""
     was_ready: bool = False
 
 
@@ -94,6 +105,9 @@ def run(
                 writer.add(record)
                 advance()
         result = _result(theta, settings, ratio, problems, selected)
+        next_numbers = [_next_numbers(theta, *pair) for pair in zip(problems, selected, strict=True)]
+        probe = _probe(build.folder, next_numbers, num_train, theta.num_layers + 1, progress)
+        result = replace(result, probe=probe, autoregressive_layer=lowest_sufficient(probe))
         build.summary.update(asdict(result))
     return result
 
@@ -111,6 +125,50 @@ def _result(
         overlap_with_even=sum(map(_overlap_with_even, problems, selected)) / len(selected),
         examples=[_example(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], selected, strict=False)],
     )
+
+
+def _probe(
+    folder: Path, next_numbers: list[dict[int, int]], num_train: int, num_indices: int, progress: Progress
+) -> list[float]:
+    """Compute how well a probe at each index reads the next number from the validation problems' selected states.
+
+    Args:
+        folder: Where the selected states are.
+        next_numbers: From `_next_numbers`.
+        num_train: How many of the problems, from the first on, are training problems.
+
+    Returns:
+        Accuracies at the indices 0 to L; empty if no number follows a selected token.
+    """
+    train, held_out = range(min(num_train, MOST_PROBED)), range(num_train, len(next_numbers))
+    if not all(any(next_numbers[number] for number in part) for part in (train, held_out)):
+        return []
+    accuracies = []
+    with progress.task("what each layer holds", total=num_indices, unit="indices") as advance:
+        for index in range(num_indices):
+            parts = (_states_before_numbers(folder, next_numbers, part, index) for part in (train, held_out))
+            accuracies.append(probe_accuracy(*parts))
+            advance()
+    return accuracies
+
+
+def _next_numbers(theta: Theta, problem: EncodedProblem, positions: list[int]) -> dict[int, int]:
+    """Return the rows of the selected tokens that a token with a digit follows, and that token's id."""
+    ids = [following_ids(theta, problem)[position] for position in positions]
+    return {row: token for row, token in enumerate(ids, start=1) if theta.encoder.has_digit(token)}
+
+
+def _states_before_numbers(
+    folder: Path, next_numbers: list[dict[int, int]], problems: range, index: int
+) -> tuple[Tensor, Tensor]:
+    """Read some problems' states at one index (M, D), and the ids of the numbers that follow (M)."""
+    states, ids = list[Tensor](), list[int]()
+    for record in read_records(folder, indices=slice(index, index + 1)):
+        if record.number in problems:
+            found = next_numbers[record.number]
+            states.append(record.states_JID[[*found], 0])
+            ids += found.values()
+    return torch.cat(states), torch.tensor(ids)
 
 
 def _num_bytes(theta: Theta, problems: list[EncodedProblem], ratio: Decimal) -> int:

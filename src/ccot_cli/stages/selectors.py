@@ -1,9 +1,11 @@
 """Fit the selector of the settings, and apply it to every problem of a workspace."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
+
+from torch import Tensor
 
 from ccot_cli.config import Settings
 from ccot_cli.data.prompts import EncodedProblem
@@ -11,8 +13,9 @@ from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.selection.predictive import announcements, last_states
 from ccot_cli.models.selection.scorer import Scorer
-from ccot_cli.models.selection.selector import NUM_SCORED, Selector, fit_predictive
+from ccot_cli.models.selection.selector import NUM_SCORED, Selector, predictive_selector
 from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.progress import Progress
 from ccot_cli.workspace.artifact import Artifact
@@ -38,9 +41,11 @@ def fit_selector(
     """
     config = settings.score
     if config.selector == "predictive":
-        tokens, count = settings.precompute.batch_tokens, min(NUM_SCORED, len(train))
-        with progress.task("tokens that announce what is new", total=count, unit="problems") as advance:
-            return fit_predictive(theta, train, ratio, batch_tokens=tokens, advance=advance)
+        scored = train[:NUM_SCORED]
+        states = _last_states(theta, source, scored, settings.precompute.batch_tokens)
+        with progress.task("tokens that announce what is new", total=len(scored), unit="problems") as advance:
+            scores_V = announcements(theta, scored, states, advance=advance)
+        return predictive_selector(theta, train, ratio, scores_V)
     if config.selector != "learned":
         return Selector(config.selector, ratio, theta.encoder, seed=config.seed)
     layer = source.manifest.config["precompute"]["scorer_layer"]
@@ -59,10 +64,22 @@ def all_positions(selector: Selector, source: Artifact, problems: list[EncodedPr
     # An artifact with one index holds nothing but the scorer's layer.
     index = selector.layer if source.manifest.summary["is_every_index"] else 0
     positions = {
-        record.number: selector.positions(problems[record.number], states_MD=record.states_JID[1:, index])
-        for record in read_records(source.folder)
+        record.number: selector.positions(problems[record.number], states_MD=record.states_JID[1:, 0])
+        for record in read_records(source.folder, indices=slice(index, index + 1))
     }
     return [positions[number] for number in range(len(problems))]
+
+
+def _last_states(
+    theta: Theta, source: Artifact, problems: list[EncodedProblem], batch_tokens: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the number and the chain's states at index L of each of the first problems: stored ones if there are."""
+    if not source.manifest.summary["is_every_index"]:
+        yield from last_states(theta, problems, batch_tokens=batch_tokens)
+        return
+    for record in read_records(source.folder, indices=slice(theta.num_layers, theta.num_layers + 1)):
+        if record.number < len(problems):
+            yield record.number, record.states_JID[1:, 0]
 
 
 def _known_scorer(theta: Theta, fitted: Iterable[Path]) -> Scorer | None:

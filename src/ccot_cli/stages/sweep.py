@@ -87,7 +87,8 @@ class SweepRow:
 
     method: str
     ratio: float
-    layer: int
+    layer: int | str
+    """`auto` if the setting is that."""
     selector: str
     schedule: str
     unfreeze: str

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+from torch import Tensor
+
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import Theta
@@ -19,7 +21,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.methods import baseline_key
 from ccot_cli.stages.problems import read_problems
-from ccot_cli.stages.validation import caps, changed_figures, validate
+from ccot_cli.stages.validation import MOST_JUDGED, caps, changed_figures, validate
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
@@ -40,6 +42,8 @@ class TrainBaselineResult:
     """Mean number of tokens between query and answer on validation problems."""
     decoding: dict[str, Any] = field(default_factory=dict)
     """The caps that accuracy and tokens were measured with."""
+    kept_step: int | None = None
+    """The step whose weights did best on validation problems, and were kept; None if the last ones were."""
     was_ready: bool = False
 
 
@@ -99,30 +103,33 @@ def _train(
     ratio = ratio if fixed is None else fixed
     problems = theta.encoder.problems([item.problem for item in stored if not item.is_validation])
     setup = RecipeSetup(adapters, problems, ratio, config)
+    held_out, held_gold = [item.problem for item in stored if item.is_validation], list[Tensor]()
     if scored is not None:
         scored.check()
-        gold = [example.gold_JID for example in load_examples(theta, source, scored)[0]]
+        gold, held_gold = ([each.gold_JID for each in part] for part in load_examples(theta, source, scored))
         setup = replace(setup, gold=gold, selector=Selector.load(theta, scored.folder))
     training = recipe.training(setup)
-    train_loss = train(
+    judged = recipe.held_out(setup, theta.encoder.problems(held_out[:MOST_JUDGED]), held_gold[:MOST_JUDGED])
+    trained = train(
         training,
         log=build.folder / LOG_FILE,
         checkpoint=build.scratch(CHECKPOINT_FILE),
         label=f"{name} at r = {ratio:f}" if fixed is None else name,
         checkpoint_steps=config.checkpoint_steps,
         progress=progress,
+        judge=lambda: training.judge(judged),
     )
     adapters.train_only(())
     adapters.save(PSI, build.folder)
     recipe.save(build.folder)
     MethodInfo(recipe.name, f"{ratio:f}", num_tokens=recipe.num_tokens(setup)).save(build.folder)
-    held_out = [item.problem for item in stored if item.is_validation]
     accuracy, mean_tokens = validate(adapters, build.folder, held_out, settings, progress)
     return TrainBaselineResult(
         method=name,
         ratio=float(ratio),
         num_steps=training.optimiser.step_count,
-        train_loss=train_loss,
+        kept_step=trained.kept_step,
+        train_loss=trained.loss,
         num_validation=len(held_out),
         validation_accuracy=accuracy,
         mean_tokens=mean_tokens,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ccot_cli.config import Settings, TrainPhiConfig, stage_config
+from ccot_cli.config import AUTO, Settings, TrainPhiConfig, stage_config
 from ccot_cli.errors import DivergedError, MissingError, UsageError
 from ccot_cli.files import check_space, commit
 from ccot_cli.models.base.adapters import PHI, Adapters
@@ -45,6 +45,8 @@ class TrainPhiResult:
     """A `PhiReport` of the saved φ."""
     layers: list[dict[str, Any]]
     """A `LayerReport` for every layer if it was trained layer by layer; else empty."""
+    autoregressive_layer: int | None = None
+    """l; None if an earlier version, which had no `auto`, has trained it."""
     was_ready: bool = False
 
 
@@ -81,7 +83,7 @@ def run(
     if ready := ready_result(workspace, spec, TrainPhiResult):
         return ready
     theta = load_matching_theta(settings, source)
-    config = settings.train_phi
+    config = _with_layer(settings.train_phi, scored, theta, progress)
     _check(config, theta)
     scored.check()
     adapters = Adapters(theta)
@@ -108,6 +110,7 @@ def run(
             num_steps=num_steps,
             report=asdict(report),
             layers=[asdict(report) for report in layers],
+            autoregressive_layer=config.layer,
         )
         build.summary.update(asdict(result))
     return result
@@ -115,15 +118,26 @@ def run(
 
 def _check(config: TrainPhiConfig, theta: Theta) -> None:
     """Refuse settings that this model cannot be trained with."""
-    if config.autoregressive_layer > theta.num_layers:
+    if config.layer > theta.num_layers:
         raise UsageError(
-            f"autoregressive_layer is {config.autoregressive_layer}, but {theta.name} has {theta.num_layers} layers",
-            fix="set train_phi.autoregressive_layer in ccot.yaml",
+            f"autoregressive_layer is {config.layer}, but {theta.name} has {theta.num_layers} layers",
+            fix=f"set train_phi.autoregressive_layer in ccot.yaml, for example to {AUTO}",
         )
     if config.taught_epochs + config.epochs == 0 or (config.schedule == "layerwise" and not config.epochs):
         raise UsageError("φ would be trained for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
     if config.schedule == "joint":
         theta.require_resident("training φ jointly", instead="--schedule layerwise, or ")
+
+
+def _with_layer(config: TrainPhiConfig, scored: Artifact, theta: Theta, progress: Progress) -> TrainPhiConfig:
+    """Put a number in the place of `auto`: the layer that `score` found, or the paper's L/2 if it found none."""
+    if config.autoregressive_layer != AUTO:
+        return config
+    found = scored.manifest.summary.get("autoregressive_layer")
+    layer = found or max(1, theta.num_layers // 2)
+    reason = "the lowest that holds nearly as much as L" if found else "L/2, because no probe tells"
+    progress.say(f"l = {layer} of {theta.num_layers}: {reason}")
+    return config.model_copy(update={"autoregressive_layer": layer})
 
 
 def _find_start(workspace: Workspace, config: TrainPhiConfig, key: str) -> Artifact | None:
@@ -177,7 +191,7 @@ class _Job:
         return self.adapters.theta
 
     def _queries(self, examples: list[GoldExample]) -> Queries:
-        ids, layer = [each.query for each in examples], self.config.autoregressive_layer
+        ids, layer = [each.query for each in examples], self.config.layer
         return open_queries(self.workspace, self.source, self.adapters, ids, layer, self.progress)
 
     @cached_property

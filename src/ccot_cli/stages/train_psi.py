@@ -23,14 +23,14 @@ from ccot_cli.models.training.draft import fit_draft
 from ccot_cli.models.training.end import MOST_EXTRA, LateEnds, fit_end, judge_end, label_ends
 from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
 from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
-from ccot_cli.models.training.psi import PsiTraining
+from ccot_cli.models.training.psi import HeldOut, PsiTraining
 from ccot_cli.models.training.queries import Queries
 from ccot_cli.names import PRECOMPUTE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_matching_theta, ready_result
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.query_cache import open_queries
-from ccot_cli.stages.validation import accuracy_of, caps, changed_figures
+from ccot_cli.stages.validation import MOST_JUDGED, accuracy_of, caps, changed_figures
 from ccot_cli.tensors.probes import fit_logistic
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
@@ -58,6 +58,8 @@ class TrainPsiResult:
     """Proportion of the validation problems for which the draft of the answer's first token is right."""
     decoding: dict[str, Any] = field(default_factory=dict)
     """The caps that accuracy and tokens were measured with."""
+    kept_step: int | None = None
+    """The step whose weights did best on validation problems, and were kept; None if the last ones were."""
     was_ready: bool = False
 
 
@@ -111,7 +113,8 @@ class _Job:
         self.theta.require_resident("training ψ")
         config = self.settings.train_psi
         self.adapters = Adapters(self.theta)
-        self.layer = self.phi.manifest.config["train_phi"]["autoregressive_layer"]
+        trained = self.phi.manifest
+        self.layer = trained.summary.get("autoregressive_layer") or trained.config["train_phi"]["autoregressive_layer"]
         self.phi.check()
         self.adapters.load(PHI, self.phi.folder / PHI)
         self.adapters.add(PSI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
@@ -190,13 +193,19 @@ class _Job:
         queries = self._queries(self.train_examples)
         context, examples = self._context(queries)
         training = PsiTraining(self.adapters, examples, context, config)
-        train_loss = train(
+        held_out_queries = self._queries(self.held_out_examples)
+        # What φ's tokens are fed comes from layers that do not learn, so it serves until the end.
+        held_out_rollouts = self._roll_out(held_out_queries, self.held_out_examples)
+        held_out = RolloutContext(self.adapters, held_out_queries, held_out_rollouts, self.layer)
+        judged = HeldOut(self.held_out_examples[:MOST_JUDGED], held_out)
+        trained = train(
             training,
             log=build.folder / LOG_FILE,
             checkpoint=build.scratch(CHECKPOINT_FILE),
             label=f"ψ at r = {self.ratio:f}",
             checkpoint_steps=config.checkpoint_steps,
             progress=self.progress,
+            judge=lambda: training.judge(judged),
         )
         self.adapters.train_only(())
         self.adapters.save(PSI, build.folder)
@@ -204,8 +213,8 @@ class _Job:
         info = MethodInfo("ccot", f"{self.ratio:f}", self.layer)
         info.save(build.folder)
         # Only φ's layers above l may have learned, so the inputs that were rolled out before training are still right.
-        states = self._states(queries, context.rollouts, self._rollout_examples, self.train_examples)
-        held_out_states = self._held_out_states()
+        states = self._states(context, self._rollout_examples, self.train_examples)
+        held_out_states = self._states(held_out, self.held_out_examples, self.held_out_examples)
         draft = fit_draft(*states.draft_data, validation=held_out_states.draft_data)
         draft.save(build.folder)
         end = fit_end(fit_logistic(*states.end_data).stricter(config.end_threshold), states.lower, states.last)
@@ -216,7 +225,8 @@ class _Job:
         return TrainPsiResult(
             ratio=float(self.ratio),
             num_steps=training.optimiser.step_count,
-            train_loss=train_loss,
+            kept_step=trained.kept_step,
+            train_loss=trained.loss,
             num_validation=len(self.held_out),
             validation_accuracy=accuracy,
             mean_tokens=mean_tokens,
@@ -226,22 +236,15 @@ class _Job:
             decoding=caps(self.settings),
         )
 
-    def _held_out_states(self) -> "_States":
-        """Return the states of the validation problems' k contemplation tokens."""
-        examples = self.held_out_examples
-        queries = self._queries(examples)
-        return self._states(queries, self._roll_out(queries, examples), examples, examples)
-
     def _states(
-        self, queries: Queries, rollouts: Rollouts, rollout_examples: list[PsiExample], examples: list[PsiExample]
+        self, context: RolloutContext, rollout_examples: list[PsiExample], examples: list[PsiExample]
     ) -> "_States":
-        """Compute the states of the tokens of these rollouts.
+        """Compute the states of the tokens of a context's rollouts.
 
         Args:
             rollout_examples: The examples with as many tokens as their rollouts.
             examples: The examples with k tokens.
         """
-        context = RolloutContext(self.adapters, queries, rollouts, self.layer)
         return _States(*token_states(context, rollout_examples, batch_size=self._forward_size), examples)
 
 

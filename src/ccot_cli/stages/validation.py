@@ -19,6 +19,9 @@ from ccot_cli.stages.problems import read_problems
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
 
+MOST_JUDGED = 256
+"""Validation problems, at most, that ψ is judged on while it is trained."""
+
 
 def caps(settings: Settings) -> dict[str, Any]:
     """Return the decoding settings that the figures depend on: the caps, but not the engine."""

@@ -10,7 +10,7 @@ from conftest import encoded_problems
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.scorer import Scorer
-from ccot_cli.models.selection.selector import Selector, fit_predictive
+from ccot_cli.models.selection.selector import Selector, predictive_selector
 from ccot_cli.tensors.select import num_kept
 
 RATIO = Decimal("0.2")
@@ -18,10 +18,11 @@ RATIO = Decimal("0.2")
 
 def selectors(theta: Theta) -> list[Selector]:
     """Make one of every kind that holds something to save."""
+    scores_V = torch.randn(theta.model.config.vocab_size, generator=torch.Generator().manual_seed(2))
     return [
         Selector("last", RATIO, theta.encoder),
         Selector("random", RATIO, theta.encoder, seed=4),
-        fit_predictive(theta, encoded_problems(theta, 6), RATIO, batch_tokens=900),
+        predictive_selector(theta, encoded_problems(theta, 6), RATIO, scores_V),
         Selector("learned", RATIO, theta.encoder, layer=2, scorer=Scorer(theta, "linear", 3)),
         Selector("learned", RATIO, theta.encoder, layer=1, scorer=Scorer(theta, "mlp", 3)),
     ]

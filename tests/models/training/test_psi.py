@@ -15,11 +15,12 @@ from ccot_cli.config import TrainPsiConfig
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.phi import replay
+from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.training.contexts import QueryContext
 from ccot_cli.models.training.end import end_loss
 from ccot_cli.models.training.examples import PsiExample
-from ccot_cli.models.training.psi import PsiTraining, answer_loss
+from ccot_cli.models.training.psi import HeldOut, PsiTraining, answer_loss
 
 # The answer's loss
 
@@ -141,6 +142,27 @@ def test_the_parts_of_a_batch_add_up_to_its_loss_and_gradient(llama: Theta) -> N
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-4)
     assert sum(float(each.norm()) for each in expected) > 0
+
+
+# Judging
+
+
+@pytest.mark.parametrize("batch_size", [3, 8])
+def test_psi_is_judged_by_what_it_would_write_and_by_its_loss(llama: Theta, batch_size: int) -> None:
+    adapters, examples = shaken(llama, PHI, PSI), psi_examples(llama)
+    training = psi_training(adapters, examples, batch_size=batch_size)
+    every = range(len(examples))
+    without_end = float(psi_training(adapters, examples, trains_above=False).part_loss(every, every).detach())
+    assert training.judge(HeldOut(examples, training.context)).loss == pytest.approx(without_end, rel=1e-5)
+    # The answers of half of the examples are replaced by what ψ writes.
+    written = []
+    for number, example in enumerate(examples):
+        sequence = training.context.read([number], [example]).sequence
+        text = decode(adapters, sequence, [example.start], max_tokens=5, may_end=False)
+        written.append(replace(example, answer=text.ids[0]) if number % 2 else example)
+    assert training.judge(HeldOut(written, training.context)).right == 0.5
+    longer = [replace(each, answer=[*each.answer, llama.pad_id]) for each in written]
+    assert training.judge(HeldOut(longer, training.context)).right == 0
 
 
 # END beside ψ

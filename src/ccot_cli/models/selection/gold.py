@@ -41,6 +41,11 @@ def solution_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
     return [*problem.query, *problem.chain, *theta.encoder.answer_marker, *problem.answer]
 
 
+def following_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
+    """Return the token id that follows each chain token; the first of the answer's marker follows the last one."""
+    return [*problem.chain[1:], theta.encoder.answer_marker[0]]
+
+
 @torch.no_grad()
 def gold_states(
     theta: Theta,

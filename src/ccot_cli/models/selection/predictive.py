@@ -9,79 +9,81 @@ of those is no news.
 The score is a mean over all occurrences of a token, so the same kinds of token are kept in every chain: φ has to know
 which token comes next as well as what it holds.
 
-Dimensions: B batch, T tokens of a solution, V vocabulary.
+Dimensions: J and M tokens of one problem with and without z_0, I hidden-state indices (here one), D width,
+V vocabulary.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import log
 
 import torch
 from torch import Tensor
 
-from ccot_cli.data.batches import plan_batches
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.models.base.cache import CachedSequence
-from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.gold import solution_ids
-from ccot_cli.tensors.masks import pad_right
+from ccot_cli.models.selection.gold import STORED_DTYPE, following_ids, gold_states
 
 PRIOR_COUNT = 10.0
 """Occurrences with the overall mean score that are added to those of every token, so that rare tokens get near it."""
 
 
-@torch.no_grad()
-def surprisals(
-    theta: Theta, problems: Sequence[EncodedProblem], *, batch_tokens: int
-) -> Iterator[tuple[int, list[float]]]:
-    """Compute θ's surprisal, in nats, at the successor of each chain token; the last one's is the answer's marker.
+NumberedStates = Iterable[tuple[int, Tensor]]
+"""Numbers of problems with the raw states of their chains' tokens at index L: M, D."""
+
+
+def last_states(theta: Theta, problems: Sequence[EncodedProblem], *, batch_tokens: int) -> Iterator[tuple[int, Tensor]]:
+    """Run θ, and yield each problem's number and its chain's states at index L (M, D), in the precision of shards.
 
     Args:
         theta: The model, under whatever weights are in use.
         problems: Problems with their chains and answers.
         batch_tokens: Most tokens in a batch, padding included.
 
-    Yields:
-        A problem's number and its m surprisals.
-
     Raises:
         ResourceError: if a single problem does not fit into memory.
     """
+    indices = [theta.num_layers]
+    for number, states_JID in gold_states(
+        theta, problems, indices=indices, batch_tokens=batch_tokens, dtype=STORED_DTYPE
+    ):
+        yield number, states_JID[1:, 0]
 
-    def run(batch: Sequence[int]) -> list[tuple[int, list[float]]]:
-        solutions = [solution_ids(theta, problems[number]) for number in batch]
-        ids_BT, mask_BT = pad_right(solutions, fill=theta.pad_id, device=theta.device)
-        hidden_BTD = theta.blocks.run_ids(ids_BT, mask_BT, CachedSequence.empty(len(batch), theta.device))
-        results = []
-        for row, number in enumerate(batch):
-            start = len(problems[number].query)
-            end = start + len(problems[number].chain)
-            log_prob_MV = theta.blocks.logits(hidden_BTD[row : row + 1, start:end])[0].float().log_softmax(dim=-1)
-            following_M = ids_BT[row, start + 1 : end + 1]
-            results.append((number, (-log_prob_MV.gather(1, following_M[:, None])[:, 0]).tolist()))
-        return results
 
-    lengths = [len(solution_ids(theta, problem)) for problem in problems]
-    for batch in plan_batches(lengths, batch_tokens=batch_tokens):
-        for results in in_parts(batch, run):
-            yield from results
+@torch.no_grad()
+def surprisals(
+    theta: Theta, problems: Sequence[EncodedProblem], states: NumberedStates
+) -> Iterator[tuple[int, list[float]]]:
+    """Compute θ's surprisal, in nats, at the successor of each chain token; the last one's is the answer's marker.
+
+    Args:
+        theta: Gives norm and head.
+        problems: Problems with their chains.
+        states: Which problems to compute, and θ's states.
+
+    Yields:
+        A problem's number and its m surprisals.
+    """
+    for number, states_MD in states:
+        log_prob_MV = theta.blocks.logits(states_MD.to(theta.device, theta.dtype)).float().log_softmax(dim=-1)
+        following_M = torch.tensor(following_ids(theta, problems[number]), device=theta.device)
+        yield number, (-log_prob_MV.gather(1, following_M[:, None])[:, 0]).tolist()
 
 
 def announcements(
     theta: Theta,
     problems: Sequence[EncodedProblem],
+    states: NumberedStates,
     *,
-    batch_tokens: int,
     advance: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Score every token of the vocabulary: local surprisal minus θ's, in nats, averaged over its occurrences.
 
     Args:
-        theta: The model, under whatever weights are in use.
+        theta: Gives norm, head and tokenizer.
         problems: Training problems; a thousand are enough.
-        batch_tokens: Most tokens in a batch, padding included.
+        states: θ's states of all these problems, in any order.
         advance: Called after each problem.
 
     Returns:
@@ -94,8 +96,9 @@ def announcements(
             pairs[token][following] += 1
             successors[following] += 1
     num_tokens, vocabulary = successors.total(), theta.model.config.vocab_size
-    sums, counts = torch.zeros(vocabulary), torch.zeros(vocabulary)
-    for number, chain_surprisals in surprisals(theta, problems, batch_tokens=batch_tokens):
+    # In double precision, so that the order of the problems does not matter.
+    sums, counts = torch.zeros(vocabulary, dtype=torch.float64), torch.zeros(vocabulary)
+    for number, chain_surprisals in surprisals(theta, problems, states):
         chain, written = chains[number], Counter[int]()
         for position, surprisal in enumerate(chain_surprisals):
             token, following = chain[position], chain[position + 1]
@@ -108,4 +111,4 @@ def announcements(
             counts[token] += 1
         advance()
     overall = sums.sum() / counts.sum()
-    return (sums + PRIOR_COUNT * overall) / (counts + PRIOR_COUNT)
+    return ((sums + PRIOR_COUNT * overall) / (counts + PRIOR_COUNT)).float()

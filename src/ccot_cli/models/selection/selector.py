@@ -6,7 +6,7 @@ Dimensions: M chain tokens, D width, V vocabulary.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +20,6 @@ from ccot_cli.data.prompts import EncodedProblem, Encoder
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import write_json
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.predictive import announcements
 from ccot_cli.models.selection.scorer import Scorer, chain_scores
 from ccot_cli.names import SelectorName
 from ccot_cli.tensors.select import POSITIONAL, best, best_of_each, num_kept, num_rounds
@@ -101,27 +100,14 @@ class Selector:
             ) from error
 
 
-def fit_predictive(
-    theta: Theta,
-    problems: Sequence[EncodedProblem],
-    ratio: Decimal,
-    *,
-    batch_tokens: int,
-    advance: Callable[[], None] = lambda: None,
-) -> Selector:
-    """Fit the predictive selector.
+def predictive_selector(theta: Theta, problems: Sequence[EncodedProblem], ratio: Decimal, scores_V: Tensor) -> Selector:
+    """Make the predictive selector.
 
     Args:
-        theta: The model, under its own weights.
-        problems: Training problems; scores come from the first `NUM_SCORED`.
+        problems: Training problems.
         ratio: r.
-        batch_tokens: Most tokens in a batch, padding included.
-        advance: Called after each problem that scores come from.
-
-    Raises:
-        ResourceError: if a single problem does not fit into memory.
+        scores_V: How much each token announces, from `announcements`.
     """
-    scores_V = announcements(theta, problems[:NUM_SCORED], batch_tokens=batch_tokens, advance=advance)
     lines = [theta.encoder.lines(problem.chain) for problem in problems]
     rounds = num_rounds(ratio, sum(map(len, lines)), sum(len(set(each)) for each in lines))
     return Selector("predictive", ratio, theta.encoder, rounds=rounds, scores_V=scores_V)

@@ -19,6 +19,11 @@ class PsiExample:
     num_before_end: int | None = None
     """k, if ψ may read more tokens than that; None if `num_tokens` is k."""
 
+    @property
+    def length(self) -> int:
+        """Tokens of the query, of what comes between query and answer, and of the answer."""
+        return len(self.query) + self.num_tokens + len(self.start) + len(self.answer)
+
 
 ExamplesByEpoch = Callable[[int], Sequence[PsiExample]]
 """A curriculum: an epoch, counted from 0 -> every problem's example in it."""

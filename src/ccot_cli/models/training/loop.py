@@ -2,10 +2,12 @@
 
 import json
 import random
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -18,6 +20,28 @@ from ccot_cli.signals import delayed_stop
 
 LOG_FILE = "log.jsonl"
 CHECKPOINT_FILE = "checkpoint.safetensors"
+SPEED_STEPS = 100
+"""The latest steps, at most, over which the speed is averaged."""
+LONGEST_UNJUDGED = 500
+"""Steps between two judgements, at most, if an epoch is longer."""
+
+
+class Judgement(NamedTuple):
+    """How well the weights of a moment do on validation problems."""
+
+    right: float
+    """Proportion of the problems of which the likeliest token is the right one everywhere, given those before it."""
+    loss: float
+    """Mean cross-entropy of a token."""
+
+
+class Trained(NamedTuple):
+    """What a training came to."""
+
+    loss: float
+    """Mean loss of the last epoch."""
+    kept_step: int
+    """The step after which the weights were best; the last one if none was judged."""
 
 
 class Training(ABC):
@@ -29,6 +53,10 @@ class Training(ABC):
     batch_size: int
     seed: int
     """Seed of the examples' order."""
+    num_tokens = 0
+    """Tokens in the last step's batch, without padding."""
+    tokens_per_second = 0.0
+    """Mean over the latest steps, of their time alone: what happens between two steps does not count."""
 
     @abstractmethod
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
@@ -42,6 +70,10 @@ class Training(ABC):
             A scalar; the parts of a batch sum up to its loss.
         """
 
+    def count_tokens(self, batch: Sequence[int]) -> int:
+        """Count the tokens that the next step computes for these examples, without padding."""
+        return sum(self.lengths[number] for number in batch)
+
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
@@ -49,12 +81,18 @@ class Training(ABC):
 
     def steps(self) -> Iterator[float]:
         """Take the steps that are left after those that the optimiser has taken; yield each one's loss."""
+        latest = deque[tuple[int, float]](maxlen=SPEED_STEPS)
         while self.optimiser.step_count < self.optimiser.num_steps:
             epoch, num_done = divmod(self.optimiser.step_count, self.steps_per_epoch)
             # An epoch's order depends on its number alone, so a resumed epoch continues with its next batch.
             shuffler = random.Random(f"{self.seed}/{epoch}")
             for batch in bucketed(self.lengths, batch_size=self.batch_size, shuffler=shuffler)[num_done:]:
-                yield self.optimiser.step_on(batch, self.part_loss)
+                self.num_tokens, started = self.count_tokens(batch), time.perf_counter()
+                loss = self.optimiser.step_on(batch, self.part_loss)
+                latest.append((self.num_tokens, time.perf_counter() - started))
+                tokens, seconds = map(sum, zip(*latest, strict=True))
+                self.tokens_per_second = tokens / seconds
+                yield loss
 
 
 def train(
@@ -67,22 +105,23 @@ def train(
     progress: Progress,
     figures: Callable[[float], dict[str, str]] = lambda loss: {"loss": f"{loss:.4f}"},
     on_epoch: Callable[[float], dict[str, Any]] = lambda loss: {},
-) -> float:
-    """Take all steps that are left, with a log and checkpoints.
+    judge: Callable[[], Judgement] | None = None,
+) -> Trained:
+    """Take all steps that are left, with a log and checkpoints, and end with the best weights.
 
     If the user asks for a stop, the current step is finished and saved. An interrupted run continues from its last
     checkpoint and, on a CPU, ends in the same bits as an uninterrupted one.
 
     Args:
-        log: File with a JSON line for every step: loss, learning rate, and norm of the gradient before clipping.
+        log: File with a JSON line for every step: loss, learning rate, norm of the gradient before clipping, and number
+            of tokens. There is no time in it: the log is a part of the artifact, and two runs make the same bytes.
         checkpoint: File with the optimiser's state; training resumes from it if it exists.
         label: Text of the progress bar.
         checkpoint_steps: Steps between two checkpoints.
         figures: A step's loss -> what the progress bar shows beside the label.
         on_epoch: Called with an epoch's mean loss; what it returns is added to the log.
-
-    Returns:
-        Mean loss of the last epoch.
+        judge: Called after every epoch, or more often if epochs are long. The weights with which most problems were
+            right come back in the end; of as many, those with the lower loss. Without it, the last weights stay.
 
     Raises:
         DivergedError: if several steps in a row, or the last one, are not finite.
@@ -100,11 +139,18 @@ def train(
         delayed_stop() as is_stop_asked,
     ):
         for loss in training.steps():
-            step = optimiser.step_count
-            advance(1, **figures(loss))
+            step, shown = optimiser.step_count, {"tokens/s": f"{training.tokens_per_second:,.0f}"}
             lines.append({"step": step, "loss": loss, "rate": optimiser.rate, "norm": optimiser.norm})
+            lines[-1]["tokens"] = training.num_tokens
             if step % epoch == 0:
                 lines[-1].update(on_epoch(_mean_loss(lines[-epoch:])))
+            if judge and (step % min(epoch, LONGEST_UNJUDGED) == 0 or step == optimiser.num_steps):
+                judgement = judge()
+                shown["validation"] = f"{judgement.right:.3f}"
+                lines[-1].update({"validation_right": judgement.right, "validation_loss": judgement.loss})
+                if _best_step(lines) == step:
+                    optimiser.keep()
+            advance(1, **figures(loss), **shown)
             is_stopping = is_stop_asked()
             if is_stopping or step % checkpoint_steps == 0 or step == optimiser.num_steps:
                 write_lines(log, lines)
@@ -112,7 +158,15 @@ def train(
                     save_file(optimiser.state(), part)
             if is_stopping:
                 break
-    return _mean_loss(lines[-epoch:])
+    optimiser.restore()
+    return Trained(_mean_loss(lines[-epoch:]), _best_step(lines))
+
+
+def _best_step(lines: list[dict[str, Any]]) -> int:
+    """Return the first step with the best judgement; the last step if none was judged."""
+    judged = [line for line in lines if "validation_right" in line]
+    best = max(judged, key=lambda line: (line["validation_right"], -line["validation_loss"]), default=lines[-1])
+    return int(best["step"])
 
 
 def _mean_loss(lines: list[dict[str, Any]]) -> float:

@@ -25,6 +25,8 @@ PartLoss = Callable[[Sequence[int], Sequence[int]], Tensor]
 
 WARM_UP = 0.05
 """Proportion of the steps in which the learning rate rises."""
+_KEPT = "kept"
+"""Prefix, in a saved state, of the parameters that are kept."""
 MAX_BAD_STEPS = 5
 """Steps in a row without a finite loss and gradient after which training is given up."""
 
@@ -125,6 +127,8 @@ class Optimiser:
         self.step_count = 0
         self.norm: float | None = None
         """Of the last step's gradient, before clipping; None if it was not finite."""
+        self.kept: dict[str, Tensor] = {}
+        """Copies of the parameters that `keep` made last, by name."""
         self._num_bad = 0
         trained = list(parameters.values())
         self._inner: torch.optim.Optimizer = (
@@ -237,9 +241,20 @@ class Optimiser:
         self.micro_batch_size = -(-size // 2)
         return None
 
+    def keep(self) -> None:
+        """Copy the parameters, so that `restore` can bring them back."""
+        self.kept = {name: parameter.detach().cpu().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the parameters the values that were kept last, if any were."""
+        for name, tensor in self.kept.items():
+            self.parameters[name].copy_(tensor)
+
     def state(self) -> dict[str, Tensor]:
-        """Return what `resume` needs, as named tensors: parameters, moments and the number of steps taken."""
+        """Return what `resume` needs, as named tensors: parameters, those kept, moments and number of steps taken."""
         tensors = {"step": torch.tensor(self.step_count)}
+        tensors |= {f"{_KEPT}/{name}": tensor for name, tensor in self.kept.items()}
         for name, parameter in self.parameters.items():
             tensors[f"parameter/{name}"] = parameter.detach().cpu().contiguous()
             for key, value in self._inner.state.get(parameter, {}).items():
@@ -255,6 +270,9 @@ class Optimiser:
                 parameter.copy_(tensors.pop(f"parameter/{name}"))
         for key, tensor in tensors.items():
             kind, _, name = key.partition("/")
+            if kind == _KEPT:
+                self.kept[name] = tensor
+                continue
             parameter = self.parameters[name]
             # AdamW keeps its count of steps on the CPU.
             device = tensor.device if tensor.ndim == 0 else parameter.device

@@ -136,8 +136,8 @@ class JointTraining(Training):
         self, adapters: Adapters, examples: Sequence[GoldExample], queries: Queries, config: TrainPhiConfig
     ) -> None:
         self.adapters, self.examples, self.queries = adapters, examples, queries
-        self.layer, self.batch_size, self.seed = config.autoregressive_layer, config.batch_size, config.seed
-        self.lengths = [len(example.query) + len(example.gold_JID) for example in examples]
+        self.layer, self.batch_size, self.seed = config.layer, config.batch_size, config.seed
+        self.lengths = [len(example.query) + len(example.next_K) for example in examples]
         parameters = adapters.parameters(PHI)
         adapters.train_only(parameters)
         self.taught_steps = config.taught_epochs * self.steps_per_epoch

@@ -211,7 +211,7 @@ def train_layerwise(
         DivergedError: if several steps in a row, or a layer's last one, are not finite.
         ResourceError: if a single example does not fit into memory.
     """
-    theta, layer = adapters.theta, config.autoregressive_layer
+    theta, layer = adapters.theta, config.layer
     batch_numbers, shuffler = count(), random.Random(config.seed)
 
     def batches_of(examples: Sequence[GoldExample]) -> list[_Batch]:

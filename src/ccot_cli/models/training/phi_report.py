@@ -76,7 +76,7 @@ class PhiJudge:
         queries: Queries,
         config: TrainPhiConfig,
     ) -> None:
-        theta, layer = adapters.theta, config.autoregressive_layer
+        theta, layer = adapters.theta, config.layer
         self.adapters, self.validation, self.queries = adapters, validation, queries
         self.layer, self.batch_size = layer, config.batch_size
         self._is_number_V = _find_numbers(theta, [*train, *validation])

@@ -1,9 +1,11 @@
 """Train ψ on answers, and φ's layers above l together with it (paper, section 4.2, LOSS_ψ).
 
-Dimensions: B batch, T tokens that are fed, O answer tokens, K contemplation tokens, D width.
+Dimensions: B batch, T tokens that are fed, O answer tokens, M answer tokens of all rows, K contemplation tokens,
+D width, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -13,10 +15,11 @@ from torch import Tensor, nn
 from ccot_cli.config import TrainPsiConfig
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
+from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.training.contexts import Context
 from ccot_cli.models.training.end import end_loss, label_ends
 from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
-from ccot_cli.models.training.loop import Training
+from ccot_cli.models.training.loop import Judgement, Training
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.tensors.masks import pad_right
 
@@ -29,13 +32,30 @@ def answer_loss(
 ) -> Tensor:
     """Compute the mean cross-entropy of the answers' tokens after `start` (<ANS>), under ψ (paper, LOSS_ψ).
 
+    The arguments are those of `answer_logits`.
+
+    Returns:
+        A scalar, the mean over all answer tokens of the batch.
+    """
+    logits_MV, target_M, _ = answer_logits(adapters, sequence, start, answers)
+    return F.cross_entropy(logits_MV, target_M)
+
+
+def answer_logits(
+    adapters: Adapters,
+    sequence: CachedSequence,
+    start: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute ψ's logits at the answers' tokens, each given those before it.
+
     Args:
         sequence: Queries and contemplation tokens; extended.
         start: Ids that each row is given, the same number in all rows, at least one; they have no loss.
         answers: Ids that each row must write, end of sequence included.
 
     Returns:
-        A scalar, the mean over all answer tokens of the batch.
+        The logits in float32 (M, V), the ids to write (M), and where they are in the answers (B, O; M are True).
     """
     theta = adapters.theta
     adapters.use(PSI)
@@ -45,11 +65,20 @@ def answer_loss(
     hidden_BOD = theta.blocks.run_ids(fed_BT, mask_BT, sequence)[:, num_start - 1 :]
     target_BO, mask_BO = pad_right(answers, fill=theta.pad_id, device=theta.device)
     # No logits are computed at padding: they are the largest tensor of a step if whole chains are written.
-    return F.cross_entropy(theta.blocks.logits(hidden_BOD[mask_BO]).float(), target_BO[mask_BO])
+    return theta.blocks.logits(hidden_BOD[mask_BO]).float(), target_BO[mask_BO], mask_BO
 
 
 END_WEIGHT = 0.5
 """Weight of END's loss beside the answer's, if φ learns with ψ."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Validation problems, as a method answers them."""
+
+    examples: Sequence[PsiExample]
+    context: Context
+    """Makes what ψ reads before it answers these."""
 
 
 class PsiTraining(Training):
@@ -89,6 +118,13 @@ class PsiTraining(Training):
             restarts=[epoch * self.steps_per_epoch for epoch in stages],
         )
 
+    def count_tokens(self, batch: Sequence[int]) -> int:
+        examples = self._current_examples()
+        return sum(examples[number].length for number in batch)
+
+    def _current_examples(self) -> Sequence[PsiExample]:
+        return self._examples(self.optimiser.step_count // self.steps_per_epoch)
+
     @property
     def _teaches_end(self) -> bool:
         """Whether φ's layers learn with ψ, so that they can learn to show which token is the last."""
@@ -96,7 +132,7 @@ class PsiTraining(Training):
 
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
         """Compute what a part adds to the answers' mean cross-entropy, and to END's mean loss if φ learns with ψ."""
-        examples = self._examples(self.optimiser.step_count // self.steps_per_epoch)
+        examples = self._current_examples()
         part_batch, whole_batch = [examples[number] for number in part], [examples[number] for number in whole]
         prefix = self.context.read(part, part_batch)
         start, answers = [example.start for example in part_batch], [example.answer for example in part_batch]
@@ -109,6 +145,31 @@ class PsiTraining(Training):
         counts = [_num_before_end(example) for example in part_batch]
         loss_of_end = end_loss(self.end_1W, *label_ends(prefix.last_BKD.unbind(), counts))
         return loss + END_WEIGHT * loss_of_end * (sum(counts) / sum(map(_num_before_end, whole_batch)))
+
+    @torch.no_grad()
+    def judge(self, held_out: HeldOut) -> Judgement:
+        """Judge ψ on validation problems, teacher-forced: no token is decoded.
+
+        Raises:
+            ResourceError: if a single problem does not fit into memory.
+        """
+        are_right, total = list[bool](), 0.0
+
+        def run(part: Sequence[int]) -> tuple[list[bool], float]:
+            batch = [held_out.examples[number] for number in part]
+            sequence = held_out.context.read(part, batch).sequence
+            start, answers = [each.start for each in batch], [each.answer for each in batch]
+            logits_MV, target_M, mask_BO = answer_logits(self.adapters, sequence, start, answers)
+            is_right_BO = ~mask_BO
+            is_right_BO[mask_BO] = logits_MV.argmax(dim=1) == target_M
+            return is_right_BO.all(dim=1).tolist(), float(F.cross_entropy(logits_MV, target_M, reduction="sum"))
+
+        numbers = range(len(held_out.examples))
+        for first in range(0, len(numbers), self.batch_size):
+            for marks, loss in in_parts(numbers[first : first + self.batch_size], run):
+                are_right += marks
+                total += loss
+        return Judgement(sum(are_right) / len(are_right), total / _num_answer(held_out.examples))
 
 
 def _num_answer(batch: Sequence[PsiExample]) -> int:

@@ -36,9 +36,15 @@ def test_every_method_trains_saves_and_answers_as_it_was_trained(
     setup = with_gold(make_setup(adapters, epochs=3), Selector("even", RATIO, llama.encoder))
     recipe = kind()
     training = recipe.training(setup)
+    held_out = recipe.held_out(setup, setup.problems[:5], setup.gold[:5])
     before = {name: parameter.detach().clone() for name, parameter in training.optimiser.parameters.items()}
     assert all(loss > 0 for loss in training.steps())
     assert any(not torch.equal(before[name], each) for name, each in training.optimiser.parameters.items())
+    # It is judged as it answers, on problems of its own.
+    assert held_out.examples == examples_of(training, 2)[:5]
+    training.optimiser.step_count = training.optimiser.num_steps - 1
+    whole = float(training.part_loss(range(5), range(5)).detach())
+    assert training.judge(held_out).loss == pytest.approx(whole, rel=1e-5)
     learned = {name: each.clone() for name, each in adapters.state(PSI).items()}
     adapters.save(PSI, tmp_path)
     recipe.save(tmp_path)

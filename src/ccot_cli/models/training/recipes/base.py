@@ -6,9 +6,9 @@ what was learned beside ψ. The training loop is that of CCoT's ψ.
 Dimensions: D width.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from math import ceil
 from pathlib import Path
@@ -23,7 +23,7 @@ from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.selection.selector import Selector
 from ccot_cli.models.training.contexts import Context, QueryContext
 from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
-from ccot_cli.models.training.psi import PsiTraining
+from ccot_cli.models.training.psi import HeldOut, PsiTraining
 from ccot_cli.names import BaselineName
 from ccot_cli.tensors.select import num_kept
 
@@ -85,46 +85,51 @@ class RecipeSetup:
         """
         return length if epoch >= self.num_falling else epoch * length // self.num_falling
 
-    def answers(self, num_tokens: int) -> list[PsiExample]:
-        """Make every problem's example: after the query and the method's tokens, <ANS> and then the answer.
-
-        Args:
-            num_tokens: Tokens between query and <ANS>.
-        """
-        marker = self.adapters.theta.encoder.answer_marker
-        return [PsiExample(each.query, marker, each.answer, num_tokens) for each in self.problems]
-
-    def psi_training(
-        self,
-        examples: Sequence[PsiExample] | ExamplesByEpoch,
-        context: Context | None = None,
-        *,
-        stages: Sequence[int] = (),
-    ) -> PsiTraining:
-        """Make the training of ψ with the settings of `train_psi`.
-
-        Args:
-            examples: What ψ learns from: the same in every epoch, or a curriculum.
-            context: Makes what ψ reads before it answers; by default, ψ reads the query itself.
-            stages: Epochs that begin a new stage of the curriculum.
-        """
-        return PsiTraining(self.adapters, examples, context or QueryContext(self.adapters), self.config, stages=stages)
-
 
 class Recipe(ABC):
-    """Trains one method; how the method answers is in `models/methods`."""
+    """Trains one method; how the method answers is in `models/methods`. Call `training` first."""
 
     name: ClassVar[BaselineName]
     reads_gold: ClassVar[bool] = False
     """Whether it needs the gold states of selected tokens."""
 
-    @abstractmethod
     def training(self, setup: RecipeSetup) -> PsiTraining:
         """Make the training of ψ, and of what learns with it.
 
         Raises:
             UsageError: if a curriculum has fewer than two epochs.
         """
+        return self._training(setup, [self.example(setup, each) for each in setup.problems])
+
+    def _training(
+        self, setup: RecipeSetup, examples: Sequence[PsiExample] | ExamplesByEpoch, *, stages: Sequence[int] = ()
+    ) -> PsiTraining:
+        """Make the training from what ψ learns from, the same in every epoch or a curriculum with its stages."""
+        return PsiTraining(setup.adapters, examples, self.context(setup), setup.config, stages=stages)
+
+    def example(self, setup: RecipeSetup, problem: EncodedProblem) -> PsiExample:
+        """Make a problem's example as the method answers it; with a curriculum, that of the last epochs.
+
+        By default: after the query and the method's tokens, <ANS> and then the answer.
+
+        Args:
+            problem: A training problem, or another one.
+        """
+        marker = setup.adapters.theta.encoder.answer_marker
+        return PsiExample(problem.query, marker, problem.answer, self.num_tokens(setup))
+
+    def context(self, setup: RecipeSetup) -> Context:
+        """Make what ψ reads of the problems before it answers; by default the query, under ψ itself."""
+        return QueryContext(setup.adapters)
+
+    def held_out(self, setup: RecipeSetup, problems: Sequence[EncodedProblem], gold: Sequence[Tensor] = ()) -> HeldOut:
+        """Make what ψ is judged on from validation problems.
+
+        Args:
+            gold: Their gold states, as in the setup.
+        """
+        examples = [self.example(setup, each) for each in problems]
+        return HeldOut(examples, self.context(replace(setup, problems=problems, gold=gold)))
 
     def num_tokens(self, setup: RecipeSetup) -> int:
         """Count the tokens between query and answer if their number is fixed; else return 0."""

@@ -32,8 +32,8 @@ class CotRecipe(Recipe):
 
     name = "cot"
 
-    def training(self, setup: RecipeSetup) -> PsiTraining:
-        return setup.psi_training([chain_example(setup, each, each.chain) for each in setup.problems])
+    def example(self, setup: RecipeSetup, problem: EncodedProblem) -> PsiExample:
+        return chain_example(setup, problem, problem.chain)
 
 
 class ShortCotRecipe(Recipe):
@@ -41,11 +41,8 @@ class ShortCotRecipe(Recipe):
 
     name = "short-cot"
 
-    def training(self, setup: RecipeSetup) -> PsiTraining:
-        return setup.psi_training([chain_example(setup, each, self._cut(setup, each)) for each in setup.problems])
-
-    def _cut(self, setup: RecipeSetup, problem: EncodedProblem) -> list[int]:
-        return problem.chain[: num_kept(setup.ratio, len(problem.chain))]
+    def example(self, setup: RecipeSetup, problem: EncodedProblem) -> PsiExample:
+        return chain_example(setup, problem, problem.chain[: num_kept(setup.ratio, len(problem.chain))])
 
 
 class ImplicitCotRecipe(Recipe):
@@ -69,4 +66,7 @@ class ImplicitCotRecipe(Recipe):
                 for each, more in zip(setup.problems, extra, strict=True)
             ]
 
-        return setup.psi_training(examples, stages=range(1, setup.num_falling + 1))
+        return self._training(setup, examples, stages=range(1, setup.num_falling + 1))
+
+    def example(self, setup: RecipeSetup, problem: EncodedProblem) -> PsiExample:
+        return chain_example(setup, problem, [])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.adapters import PSI
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.coconut import add_thoughts
@@ -57,10 +58,12 @@ class CoconutRecipe(Recipe):
 
         by_epoch = [self.stage(setup, epoch) for epoch in range(setup.config.epochs)]
         stages = [epoch for epoch, (before, stage) in enumerate(pairwise(by_epoch), start=1) if stage != before]
-        return setup.psi_training(examples, self.context(setup), stages=stages)
+        return self._training(setup, examples, stages=stages)
+
+    def example(self, setup: RecipeSetup, problem: EncodedProblem) -> PsiExample:
+        return replace(chain_example(setup, problem, []), num_tokens=self.num_tokens(setup))
 
     def context(self, setup: RecipeSetup) -> CoconutContext:
-        """Make what ψ reads before it writes."""
         return CoconutContext(setup.adapters)
 
     def stage(self, setup: RecipeSetup, epoch: int) -> int:

@@ -66,8 +66,10 @@ class PauseRecipe(Recipe):
 
     def training(self, setup: RecipeSetup) -> PsiTraining:
         self.pause_1D = self._embedding(setup.adapters.theta)
-        context = PauseContext(setup.adapters, self.pause_1D)
-        return setup.psi_training(setup.answers(setup.num_tokens), context)
+        return super().training(setup)
+
+    def context(self, setup: RecipeSetup) -> PauseContext:
+        return PauseContext(setup.adapters, self.pause_1D)
 
     def _embedding(self, theta: Theta) -> Tensor:
         return fresh_pause(theta)
