@@ -1,12 +1,13 @@
 """From text to segments of ids and back."""
 
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ccot_cli.data.problems import Problem
@@ -210,3 +211,24 @@ def test_decoding_stops_at_any_end(tokenizer: PreTrainedTokenizerFast) -> None:
     answer = encoder.problem(PROBLEM).answer
     assert encoder.ends == {pad, tokenizer.eos_token_id}
     assert encoder.decode([*answer[:-1], pad, *answer]) == encoder.decode(answer) == " 7"
+
+
+@pytest.mark.parametrize("splits_digits", [False, True])
+def test_a_word_is_the_same_however_many_tokens_it_has(splits_digits: bool) -> None:
+    text = "12 + 7.5 = 1,019 pens.\nShe has 430 now"
+    splitter: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Digits(individual_digits=True)] * splits_digits
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.Sequence([*splitter, pre_tokenizers.ByteLevel(False)])
+    plain.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    plain.train_from_iterator([text] * 3, trainer)
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>"), Template())
+    chain = encoder.tokenizer(text).input_ids
+    words = [
+        encoder.tokenizer.decode([token for _, token in group]).strip(" ")
+        for _, group in groupby(zip(encoder.words(chain), chain, strict=True), key=lambda pair: pair[0])
+    ]
+    assert len(encoder.tokenizer("430").input_ids) == (3 if splits_digits else 1)
+    assert words == ["12", "+", "7.5", "=", "1,019", "pens", ".", "\n", "She", "has", "430", "now"]

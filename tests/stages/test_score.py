@@ -133,3 +133,9 @@ def test_chains_without_numbers_tell_no_layer(make_run: MakeRun, monkeypatch: py
     run.precompute()
     result = run.score()
     assert (result.probe, result.autoregressive_layer) == ([], None)
+
+
+def test_tokens_are_told_apart_by_their_text() -> None:
+    texts = (" 12", "$3.50", " ", "\n", "\n\n", " =", " *", " pens", ".")
+    kinds = ["number", "number", "space", "line break", "line break", "=", "operator", "word", "punctuation"]
+    assert [score.kind(text) for text in texts] == kinds

@@ -71,6 +71,19 @@ def test_random_positions_depend_on_the_seed_alone() -> None:
     assert draw(1) != draw(2)
 
 
+def test_only_the_last_token_of_a_word_is_taken_from_a_segment() -> None:
+    scores = torch.tensor([1.0, 9.0, 9.0, 2.0, 2.0, 3.0, 3.0, 8.0, 8.0, 0.0])
+    words = [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    segments = [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert best_of_each(scores, segments, 2, rounds=1, words=words) == [2, 8]
+    # The second word before the best one does not exist in either segment, so the others follow by score.
+    assert best_of_each(scores, segments, 4, rounds=2, words=words) == [2, 4, 6, 8]
+    assert best_of_each(scores, segments, 3, rounds=1, words=words) == [2, 8, 9]
+    assert best_of_each(scores, segments, 10, rounds=9, words=words) == list(range(10))
+    every_second = torch.tensor([1.0, 1.0, 2.0, 2.0, 9.0, 9.0])
+    assert best_of_each(every_second, [0] * 6, 2, rounds=2, words=[0, 0, 1, 1, 2, 2]) == [1, 5]
+
+
 def test_every_segment_gives_as_many_tokens_and_the_chains_end_gets_the_rest() -> None:
     scores = torch.tensor([1.0, 9.0, 2.0, 5.0, 7.0, 8.0, 3.0, 3.0, 0.0])
     segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]

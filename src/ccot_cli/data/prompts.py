@@ -6,16 +6,20 @@ A segment has the ids that it has in the joined text. A token never spans two se
 whatever follows it: where the tokenizer would join the end of one segment and the start of the next, the text is cut.
 """
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any
 
 from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
 
 QUESTION_FIELD = "{question}"
+_WORD = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d]+|[^\w ]")
+"""A number, a word of letters, or any other character but a space."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Encoder:
         self.answer_marker = self._following("1", [template.answer_marker])[0]
         """Token ids of <ANS>, never empty."""
         self._has_digit: dict[int, bool] = {}
+        self._pieces: dict[int, str] = {}
 
     def _plain(self, text: str) -> list[int]:
         """Return the ids of a text whose control tokens are plain text, as chat markup in a question is."""
@@ -177,6 +182,23 @@ class Encoder:
             has_ended = is_break
             lines.append(line)
         return lines
+
+    def words(self, chain: list[int]) -> list[int]:
+        """Return the number of the word that each chain token is a part of, not decreasing, from 0.
+
+        A number is a word, and so is a sign. A token that is a space alone belongs to the word before it. So a word is
+        the same whether the tokenizer makes one token of it or several.
+        """
+        pieces = [self._piece(token) for token in chain]
+        starts = [match.start() for match in _WORD.finditer("".join(pieces))]
+        return [max(0, bisect_left(starts, end) - 1) for end in accumulate(map(len, pieces))]
+
+    def _piece(self, token: int) -> str:
+        """Return a token's text within a text: some tokenizers drop the space at the start of one."""
+        if token not in self._pieces:
+            decode, before = partial(self.tokenizer.decode, clean_up_tokenization_spaces=False), self.answer_marker[-1]
+            self._pieces[token] = decode([before, token])[len(decode([before])) :]
+        return self._pieces[token]
 
     def has_digit(self, token: int) -> bool:
         """Tell whether a token's text holds a digit."""

@@ -206,11 +206,11 @@ def _records(
         yield make_record(number, problems[number], states_JID).select(rows[number])
 
 
-def _kind(text: str) -> str:
+def kind(text: str) -> str:
     """Classify a token by its text."""
     text = text.strip(" ")
     if not text.strip():
-        return "line break"
+        return "line break" if text else "space"
     if text.strip("$").replace(".", "").replace(",", "").isdigit():
         return "number"
     if text in {"+", "-", "*", "/", "x"}:
@@ -227,8 +227,8 @@ def _kinds(theta: Theta, problems: list[EncodedProblem], selected: list[list[int
     )
     kinds: Counter[str] = Counter()
     for token, count in ids.items():
-        kinds[_kind(theta.encoder.tokenizer.decode([token]))] += count
-    return {kind: count / kinds.total() for kind, count in kinds.most_common()}
+        kinds[kind(theta.encoder.tokenizer.decode([token]))] += count
+    return {name: count / kinds.total() for name, count in kinds.most_common()}
 
 
 def _example(theta: Theta, problem: EncodedProblem, positions: list[int]) -> str:
@@ -236,5 +236,6 @@ def _example(theta: Theta, problem: EncodedProblem, positions: list[int]) -> str
     pieces = [theta.encoder.tokenizer.decode([token]) for token in problem.chain]
     for position in positions:
         bare = pieces[position].strip(" ")
-        pieces[position] = pieces[position].replace(bare, f"[{'⏎' if bare == chr(10) else bare}]", 1)
+        shown = {"\n": "⏎", "": "␣"}.get(bare, bare)
+        pieces[position] = pieces[position].replace(bare, f"[{shown}]", 1)
     return "".join(pieces)

@@ -5,6 +5,7 @@ Positions count from 0 and are returned in reading order.
 
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -71,14 +72,17 @@ def num_rounds(ratio: Decimal, num_tokens: int, num_segments: int) -> int:
     return max(1, int(ratio * num_tokens / num_segments))
 
 
-def best_of_each(scores: Tensor, segments: list[int], num_tokens: int, *, rounds: int) -> list[int]:
+def best_of_each(
+    scores: Tensor, segments: list[int], num_tokens: int, *, rounds: int, words: list[int] | None = None
+) -> list[int]:
     """Take the same number of tokens from every segment, and the rest from the end of the chain.
 
-    A segment is a line of the chain, one reasoning step. Within a segment the best token by score comes first, then
-    every second token before it, the nearest first (they hold what the best one is computed from), then the others by
-    score. Each round takes one token from every segment that has one left. What is left of k after the rounds goes to
-    the chain's last tokens. So the next token can be told from those before it. A choice that depended on k would
-    depend on the length of a chain that is not written yet.
+    A segment is a line of the chain, one reasoning step. Only the last token of a word is taken, because the word after
+    it is what it announces. Within a segment the best word by score comes first, then every second word before it, the
+    nearest first (they hold what the best one is computed from), then the others by score. Each round takes one token
+    from every segment that has one left. What is left of k after the rounds goes to the chain's last tokens. So the
+    next token can be told from those before it. A choice that depended on k would depend on the length of a chain that
+    is not written yet.
 
     If k does not suffice for a round, the last segment comes first, because it holds the result, then the others in
     their order. If k does not even suffice for the first round, the segments come in their order and the last ones get
@@ -90,29 +94,32 @@ def best_of_each(scores: Tensor, segments: list[int], num_tokens: int, *, rounds
         segments: The number of each token's segment, not decreasing: m.
         num_tokens: k.
         rounds: Most tokens to take from a segment before the end of the chain gets the rest.
+        words: The number of each token's word, not decreasing: m. By default every token is a word.
     """
+    words = list(range(len(segments))) if words is None else words
+    ends = [position for position, pair in enumerate(pairwise([*words, None])) if pair[0] != pair[1]]
     *earlier, last = sorted(set(segments))
     order = (last, *earlier) if num_tokens > len(earlier) else (*earlier, last)
-    ranked = [_ranked(scores, segments, segment) for segment in order]
+    ranked = [_ranked(scores, [end for end in ends if segments[end] == segment]) for segment in order]
     taken = [positions[rank] for rank in range(rounds) for positions in ranked if rank < len(positions)]
     left = [position for position in reversed(range(len(segments))) if position not in taken]
     return sorted([*taken, *left][:num_tokens])
 
 
-def _ranked(scores: Tensor, segments: list[int], segment: int) -> list[int]:
-    """Return a segment's positions, the first choice first."""
-    members = [position for position, each in enumerate(segments) if each == segment]
-    top = max(members, key=lambda position: (float(scores[position]), position))
-    return sorted(members, key=lambda position: _preference(position, top, float(scores[position])))
+def _ranked(scores: Tensor, ends: list[int]) -> list[int]:
+    """Return the positions at which a segment's words end, the first choice first."""
+    values = [float(scores[end]) for end in ends]
+    top = max(range(len(ends)), key=lambda place: (values[place], place), default=0)
+    return [ends[place] for place in sorted(range(len(ends)), key=lambda place: _preference(place, top, values[place]))]
 
 
-def _preference(position: int, top: int, score: float) -> tuple[int, float, int]:
-    """Return a sort key for a segment's positions that puts the first choice first."""
-    if position == top:
+def _preference(place: int, top: int, score: float) -> tuple[int, float, int]:
+    """Return a sort key for a segment's words that puts the first choice first."""
+    if place == top:
         return (0, 0.0, 0)
-    if position < top and (top - position) % 2 == 0:
-        return (1, top - position, 0)
-    return (2, -score, -position)
+    if place < top and (top - place) % 2 == 0:
+        return (1, top - place, 0)
+    return (2, -score, -place)
 
 
 def overlap(positions: list[int], others: list[int]) -> float:

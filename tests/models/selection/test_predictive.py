@@ -2,15 +2,26 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from itertools import islice
 
 import pytest
 import torch
-from conftest import encoded_problems
+from conftest import as_theta, encoded_problems, tiny_config
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from ccot_cli.config import ModelConfig
+from ccot_cli.data.problems import Problem, split_solution
+from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.data.word_problems import generate
 from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.selection import predictive
 from ccot_cli.models.selection.gold import gold_states
-from ccot_cli.models.selection.predictive import PRIOR_COUNT, announcements, last_states, surprisals
+from ccot_cli.models.selection.predictive import PRIOR_COUNT, NumberedStates, announcements, last_states, surprisals
+from ccot_cli.models.selection.selector import predictive_selector
+from ccot_cli.tensors.select import best_of_each, num_kept
 
 
 def test_surprisals_are_those_of_the_models_own_logits(theta: Theta) -> None:
@@ -61,3 +72,64 @@ def test_announcements_weigh_a_guess_that_has_not_seen_the_occurrence_itself(lla
         expected = (sum(each) + PRIOR_COUNT * mean) / (len(each) + PRIOR_COUNT)
         assert float(found[token]) == pytest.approx(expected, abs=1e-3)
     assert float(found[vocabulary - 1]) == pytest.approx(mean, abs=1e-3)
+
+
+def digit_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Learn a tokenizer that makes a token of every digit, and of the space before a number, as SmolLM2's does."""
+    splitter = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer, learner.decoder = splitter, decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    specials = ["<s>", "</s>", "<pad>"]
+    learner.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=900, special_tokens=specials, initial_alphabet=alphabet)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=learner, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def only_results_are_known(
+    theta: Theta, problems: Sequence[EncodedProblem], states: NumberedStates
+) -> Iterator[tuple[int, list[float]]]:
+    """Stand in for a θ that is surprised at the first token of every word, but not after an equals sign."""
+    for number, problem in enumerate(problems):
+        words, text = theta.encoder.words(problem.chain), ""
+        found = []
+        for position, token in enumerate(problem.chain):
+            text += theta.encoder.tokenizer.decode([token])
+            is_next_new = words[position] not in words[position + 1 :]
+            found.append(6.0 if is_next_new and not text.rstrip(" ").endswith("=") else 0.0)
+        yield number, found
+
+
+def test_results_are_announced_by_the_token_before_them_however_numbers_are_split(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictive, "surprisals", only_results_are_known)
+    made = list(islice(generate("train", max_steps=4), 40))
+    texts = [text for problem in made for text in (problem.question, problem.solution)]
+    for each, before_result in ((tokenizer, " ="), (digit_tokenizer(texts), " ")):
+        theta = as_theta(tiny_config("llama", len(each)), each)
+        chains = [split_solution(problem.solution) for problem in made]
+        problems = theta.encoder.problems([Problem("", "How many?", *chain) for chain in chains])
+        selector = predictive_selector(theta, problems, Decimal("0.1"), announcements(theta, problems, []))
+        for problem in problems:
+            lines, kept = theta.encoder.lines(problem.chain), selector.positions(problem)
+            equals = {lines[p]: p for p, token in enumerate(problem.chain) if each.decode(token).strip() == "="}
+            for equals_sign in [*equals.values()][: len(kept)]:
+                position = equals_sign + (before_result == " ")
+                assert each.decode(problem.chain[position]) == before_result
+                assert each.decode(problem.chain[position + 1]).strip()[0].isdigit()
+                assert position in kept
+
+
+def test_where_every_word_is_a_token_the_choice_is_that_of_tokens() -> None:
+    theta = load_theta(ModelConfig())
+    problems = encoded_problems(theta, 40)
+    scores_V = torch.randn(theta.model.config.vocab_size, generator=torch.Generator().manual_seed(1))
+    for ratio in (Decimal("0.05"), Decimal("0.1"), Decimal("0.3")):
+        selector = predictive_selector(theta, problems, ratio, scores_V)
+        for problem in problems:
+            assert theta.encoder.words(problem.chain) == [*range(len(problem.chain))]
+            lines, count = theta.encoder.lines(problem.chain), num_kept(ratio, len(problem.chain))
+            expected = best_of_each(scores_V[problem.chain], lines, count, rounds=selector.rounds)
+            assert selector.positions(problem) == expected

@@ -1,13 +1,16 @@
-"""Scores for the predictive selector: how much each kind of token announces (ours).
+"""Scores for the predictive selector: how much each kind of word announces (ours).
 
-The paper leaves open which states are easier to emulate. A token *announces* its successor if θ knows the successor and
-a local guess does not. `=` before a result does; the result itself and most words do not. Such a token is the same in
+The paper leaves open which states are easier to emulate. A word *announces* its successor if θ knows the successor and
+a local guess does not. `=` before a result does; the result itself and most words do not. Such a word is the same in
 every chain, so φ needs to know nothing of its state before it is computed, and its upper layers hold what comes next.
-The local guess mixes the bigram of the token with the tokens that the chain has written already, because repeating one
+The local guess mixes the bigram of the word with the words that the chain has written already, because repeating one
 of those is no news.
 
-The score is a mean over all occurrences of a token, so the same kinds of token are kept in every chain: φ has to know
-which token comes next as well as what it holds.
+Whole words are compared, however many tokens they have: a number may be one token, or one for each digit, and θ's
+surprisal at it is the sum over its tokens. What announces it is the last token before it.
+
+The score is a mean over all occurrences of a word, so the same kinds of word are kept in every chain: φ has to know
+which one comes next as well as what it holds. Words that begin with the same token share a score.
 
 Dimensions: J and M tokens of one problem with and without z_0, I hidden-state indices (here one), D width,
 V vocabulary.
@@ -15,7 +18,7 @@ V vocabulary.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import log
 
 import torch
@@ -26,7 +29,9 @@ from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import STORED_DTYPE, following_ids, gold_states
 
 PRIOR_COUNT = 10.0
-"""Occurrences with the overall mean score that are added to those of every token, so that rare tokens get near it."""
+"""Occurrences with the overall mean score that are added to those of every word, so that rare words get near it."""
+Word = tuple[int, ...]
+"""The ids of a word's tokens."""
 
 
 NumberedStates = Iterable[tuple[int, Tensor]]
@@ -78,7 +83,7 @@ def announcements(
     *,
     advance: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Score every token of the vocabulary: local surprisal minus θ's, in nats, averaged over its occurrences.
+    """Score the words that begin with each token: local surprisal minus θ's, in nats, averaged over occurrences.
 
     Args:
         theta: Gives norm, head and tokenizer.
@@ -87,28 +92,36 @@ def announcements(
         advance: Called after each problem.
 
     Returns:
-        scores_V. Tokens that are in no chain get the overall mean.
+        scores_V. Tokens that begin no word of the chains get the overall mean.
     """
-    pairs, successors = defaultdict[int, Counter[int]](Counter), Counter[int]()
-    chains = [[*problem.chain, theta.encoder.answer_marker[0]] for problem in problems]
+    pairs, successors = defaultdict[int, Counter[Word]](Counter), Counter[Word]()
+    chains = [[*_words(theta, problem), (theta.encoder.answer_marker[0],)] for problem in problems]
     for chain in chains:
-        for token, following in pairwise(chain):
-            pairs[token][following] += 1
+        for word, following in pairwise(chain):
+            pairs[word[0]][following] += 1
             successors[following] += 1
-    num_tokens, vocabulary = successors.total(), theta.model.config.vocab_size
+    num_words, vocabulary = successors.total(), theta.model.config.vocab_size
     # In double precision, so that the order of the problems does not matter.
     sums, counts = torch.zeros(vocabulary, dtype=torch.float64), torch.zeros(vocabulary)
     for number, chain_surprisals in surprisals(theta, problems, states):
-        chain, written = chains[number], Counter[int]()
-        for position, surprisal in enumerate(chain_surprisals):
-            token, following = chain[position], chain[position + 1]
-            written[token] += 1
-            unigram = (successors[following] + 1) / (num_tokens + vocabulary)
+        written, end = Counter[Word](), 0
+        for word, following in pairwise(chains[number]):
+            written[word] += 1
+            end += len(word)
+            seen = pairs[word[0]]
+            unigram = (successors[following] + 1) / (num_words + vocabulary)
             # Leave this occurrence out of the counts, and smooth them with two pseudo-counts of the unigram.
-            bigram = (pairs[token][following] - 1 + 2 * unigram) / (pairs[token].total() - 1 + 2)
+            bigram = (seen[following] - 1 + 2 * unigram) / (seen.total() - 1 + 2)
             guess = 0.5 * bigram + 0.5 * written[following] / written.total()
-            sums[token] += -log(guess) - surprisal
-            counts[token] += 1
+            # The surprisals are at the successors of the tokens, so that the word's last token has that of the next.
+            sums[word[0]] += -log(guess) - sum(chain_surprisals[end - 1 : end - 1 + len(following)])
+            counts[word[0]] += 1
         advance()
     overall = sums.sum() / counts.sum()
     return ((sums + PRIOR_COUNT * overall) / (counts + PRIOR_COUNT)).float()
+
+
+def _words(theta: Theta, problem: EncodedProblem) -> list[Word]:
+    """Return the words of a problem's chain."""
+    numbered = zip(theta.encoder.words(problem.chain), problem.chain, strict=True)
+    return [tuple(token for _, token in group) for _, group in groupby(numbered, key=lambda pair: pair[0])]

@@ -42,7 +42,7 @@ class Selector:
     rounds: int = 0
     """Tokens to take from every line of a chain (`predictive`)."""
     scores_V: Tensor | None = None
-    """How much each token announces, in nats (`predictive`)."""
+    """How much the words that begin with each token announce, in nats (`predictive`)."""
     layer: int = 0
     """T, the index of the states that the scorer reads (`learned`)."""
     scorer: Scorer | None = None
@@ -62,8 +62,10 @@ class Selector:
             assert states_MD is not None
             return best(chain_scores(self.scorer, states_MD), kept)
         if self.scores_V is not None:
-            lines = self.encoder.lines(problem.chain)
-            return best_of_each(self.scores_V[problem.chain], lines, kept, rounds=self.rounds)
+            lines, words = self.encoder.lines(problem.chain), self.encoder.words(problem.chain)
+            # A word's score is that of its first token.
+            firsts = [problem.chain[words.index(word)] for word in words]
+            return best_of_each(self.scores_V[firsts], lines, kept, rounds=self.rounds, words=words)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         return POSITIONAL[self.name](num_chain, kept, generator)
 
@@ -106,7 +108,7 @@ def predictive_selector(theta: Theta, problems: Sequence[EncodedProblem], ratio:
     Args:
         problems: Training problems.
         ratio: r.
-        scores_V: How much each token announces, from `announcements`.
+        scores_V: How much words announce, by their first token, from `announcements`.
     """
     lines = [theta.encoder.lines(problem.chain) for problem in problems]
     rounds = num_rounds(ratio, sum(map(len, lines)), sum(len(set(each)) for each in lines))
