@@ -243,7 +243,8 @@ def _test(
     progress: Progress,
 ) -> _CellResult:
     """Measure a trained cell on test problems, and return its result with the new figures."""
-    method = available.load_folder(workspace.require(cell.stage, cell.key(cell.stage)).folder)
+    workspace.require(cell.stage, cell.key(cell.stage))
+    method = available.load_folder(workspace.folder(cell.stage, cell.key(cell.stage)))
     row = measure(method, problems, available.settings.eval.batch_size, progress).row
     tokens, seconds = row.contemplation_tokens_mean, row.seconds_mean
     return replace(result, accuracy=row.accuracy, mean_tokens=tokens, n=row.n, seconds=seconds)

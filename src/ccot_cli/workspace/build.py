@@ -1,18 +1,27 @@
 """Make an artifact: reuse what an interrupted attempt has finished, and put the result in place in one step."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from ccot_cli.errors import CorruptError
 from ccot_cli.files import PART, flush_to_disk, set_usual_mode, sha256_of, write_json
-from ccot_cli.workspace.artifact import MANIFEST_FILE, Artifact, FileRecord, Manifest, now, write_manifest
+from ccot_cli.workspace.artifact import (
+    MANIFEST_FILE,
+    NEW,
+    RETIRED,
+    Artifact,
+    FileRecord,
+    Manifest,
+    now,
+    write_manifest,
+)
 
 BUILDING_FILE = "building.json"
-NEW, RETIRED = ".new", ".old"
-"""Suffixes of folders beside an artifact's: of one that will replace it, and of one that was replaced."""
 
 
 @dataclass
@@ -43,22 +52,10 @@ class Build:
         return self._scratch[-1]
 
     def finish(self, draft: Manifest, folder: Path) -> None:
-        """Flush all files to the disk, move the build to `folder`, and then write the manifest.
-
-        An artifact that was in `folder` is removed once the new one is complete.
-        """
+        """Flush all files to the disk, write the manifest, and settle the build in `folder`."""
         manifest = draft.model_copy(update={"files": self._records(), "created": now(), "summary": self.summary})
-        temporary = [path.relative_to(self.folder) for path in (*self._scratch, self.folder / BUILDING_FILE)]
-        retired = folder.with_name(folder.name + RETIRED)
-        if self.folder != folder:
-            remove(retired)
-            if folder.exists():
-                folder.rename(retired)
-            self.folder.rename(folder)
-            flush_to_disk(folder.parent)
-        write_manifest(folder / MANIFEST_FILE, manifest)
-        for path in (retired, *(folder / name for name in temporary)):
-            remove(path)
+        write_manifest(self.folder / MANIFEST_FILE, manifest)
+        settle(folder)
 
     def _records(self) -> dict[str, FileRecord]:
         """Flush all files and folders to the disk, and return the records of the files of the result."""
@@ -77,28 +74,27 @@ class Build:
         return is_scratch or path.suffix == PART or path == self.folder / BUILDING_FILE
 
 
-def open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
+def open_folder(folder: Path, draft: Manifest, damaged: Sequence[Path]) -> bool:
     """Prepare a folder to build in: remove from it what the new build cannot reuse.
 
     Args:
         draft: Manifest of the artifact that will be built.
-        old: The finished artifact of that folder, if there is one. If it was made from the same settings and inputs,
-            its damaged files are removed and the others are reused.
+        damaged: Files of the finished artifact in the folder that are to be made again; its others are reused.
 
     Returns:
         Whether anything is reused.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    useless = [path for path, _ in old.damaged()] if old and old.manifest.spec.request == draft.spec.request else []
     unfinished = read_draft(folder)
-    is_resumed = bool(useless) or (unfinished is not None and unfinished.spec.request == draft.spec.request)
+    is_resumed = bool(damaged) or (unfinished is not None and unfinished.spec.request == draft.spec.request)
     if not is_resumed:
         # The manifest goes first: an artifact without its files must not seem to exist.
         (folder / MANIFEST_FILE).unlink(missing_ok=True)
         useless = list(folder.iterdir())
     else:
         # A killed process leaves partial files: ours, and hidden ones that safetensors writes beside them.
-        useless += [path for path in folder.iterdir() if path.suffix == PART or path.name.startswith(".")]
+        partial = [path for path in folder.iterdir() if path.suffix == PART or path.name.startswith(".")]
+        useless = [*damaged, *partial]
     for path in useless:
         remove(path)
     write_json(folder / BUILDING_FILE, draft.model_dump(mode="json"))
@@ -106,15 +102,64 @@ def open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
     return is_resumed
 
 
-def left_over(artifact: Artifact) -> list[Path]:
-    """Return what a process that was killed after it had written the manifest has left of its work."""
-    folder = artifact.folder
-    if not (folder / BUILDING_FILE).exists():
-        return []
-    kept = {MANIFEST_FILE, BUILDING_FILE, *(name.split("/")[0] for name in artifact.manifest.files)}
-    others = [path for path in folder.iterdir() if path.name not in kept]
-    # The draft goes last, because it tells that there is something to remove.
-    return [folder.with_name(folder.name + RETIRED), *others, folder / BUILDING_FILE]
+def settle(folder: Path) -> None:
+    """Move a finished replacement to its artifact's folder, then remove what was needed only while it was made.
+
+    It ends whatever a killed process has begun of this. At every moment `Artifact.open` finds the old artifact or the
+    new one, whole.
+
+    Raises:
+        CorruptError: if the manifest in the folder cannot be read.
+    """
+    new, retired = replacement_folder(folder), folder.with_name(folder.name + RETIRED)
+    if _is_finished(new):
+        _move_aside(folder)
+        new.rename(folder)
+        flush_to_disk(folder.parent)
+    artifact = Artifact.open(folder)
+    if artifact is None:
+        return
+    if artifact.folder == retired:  # A process was killed between the moves, and then the replacement was lost.
+        remove(folder)
+        retired.rename(folder)
+    _remove_artifact(retired)
+    if (folder / BUILDING_FILE).exists():
+        kept = {MANIFEST_FILE, BUILDING_FILE, *(name.split("/")[0] for name in artifact.manifest.files)}
+        # The draft goes last, because it tells that there is something to remove.
+        others = [path for path in folder.iterdir() if path.name not in kept]
+        for path in (*others, folder / BUILDING_FILE):
+            remove(path)
+
+
+def is_settled(folder: Path) -> bool:
+    """Tell whether `settle` has nothing to do."""
+    retired = folder.with_name(folder.name + RETIRED)
+    is_cleaned = not ((folder / MANIFEST_FILE).exists() and (folder / BUILDING_FILE).exists())
+    return is_cleaned and not retired.exists() and not _is_finished(replacement_folder(folder))
+
+
+def _is_finished(new: Path) -> bool:
+    try:
+        return Artifact.open(new) is not None
+    except CorruptError:
+        return False
+
+
+def _move_aside(folder: Path) -> None:
+    """Retire the artifact of a folder; if there is none, remove what is there."""
+    retired = folder.with_name(folder.name + RETIRED)
+    if (folder / MANIFEST_FILE).exists():
+        _remove_artifact(retired)
+        folder.rename(retired)
+    else:
+        remove(folder)
+
+
+def _remove_artifact(folder: Path) -> None:
+    """Remove a folder; its manifest goes first, because an artifact without its files must not seem to exist."""
+    if not folder.is_symlink():
+        (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    remove(folder)
 
 
 def replacement_folder(folder: Path) -> Path:
