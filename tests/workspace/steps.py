@@ -1,11 +1,14 @@
 """Watch every change that this process makes to the disk, and stop it at one of them as a kill would."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
+
+from ccot_cli.workspace.workspace import Workspace
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 _watchers: list[Callable[[], None]] = []
@@ -63,3 +66,15 @@ def every_kill(work: Callable[[], object], fresh: Callable[[], object]) -> Itera
         if not killed_at(number, work):
             return
         yield number
+
+
+def restoring(workspace: Workspace) -> Callable[[], None]:
+    """Return a function that makes the workspace as it is now."""
+    kept = workspace.root.with_name("kept")
+    shutil.copytree(workspace.root, kept)
+
+    def restore() -> None:
+        shutil.rmtree(workspace.root)
+        shutil.copytree(kept, workspace.root)
+
+    return restore

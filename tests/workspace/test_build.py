@@ -1,14 +1,17 @@
 """An artifact exists when it is finished; an interrupted attempt keeps its files."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ccot_cli.errors import CorruptError, ResourceError
 from ccot_cli.files import sha256_of
 from ccot_cli.workspace import build
 from ccot_cli.workspace.workspace import State, Workspace
@@ -213,3 +216,49 @@ def test_a_noted_file_is_hashed_once_unless_it_changes(workspace: Workspace) -> 
     assert made.manifest.files["other"].sha256 == sha256_of(made.folder / "other")
     (made.folder / "kept").write_text("kept")
     assert not list(made.damaged())
+
+
+def test_what_was_hashed_early_is_reused_only_if_it_still_fits(workspace: Workspace) -> None:
+    interrupt(workspace)
+    with suppress(KeyboardInterrupt), workspace.building(asked()) as build:
+        for name in ("sound", "flipped", "unknown"):
+            (build.folder / name).write_text(name)
+            if name != "unknown":
+                build.hash_early(build.folder / name)
+        raise KeyboardInterrupt
+    flipped = workspace.folder("precompute") / "flipped"
+    flipped.write_text("FLIPPED")
+    with workspace.building(asked()) as build:
+        assert build.is_resumed
+        assert not flipped.exists()
+        assert (build.folder / "unknown").exists(), "its stage decides"
+        build.drop_unknown()
+        assert {path.name for path in build.folder.iterdir()} == {"building.json", "sound"}
+    assert list(workspace.require("precompute").manifest.files) == ["sound"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("Disk quota exceeded")]
+)
+def test_a_full_disk_names_the_folder_whatever_library_met_it(workspace: Workspace, error: Exception) -> None:
+    def attempt() -> None:
+        with workspace.building(asked()) as build:
+            (build.folder / "a.txt").write_text("12345")
+            raise error
+
+    with pytest.raises(
+        ResourceError, match=r"no room for my-run/precompute: more than .* B needed, .* free \("
+    ) as caught:
+        attempt()
+    assert caught.value.exit_code == 5
+    assert interrupt(workspace), "what is finished is kept"
+
+
+def test_a_link_in_the_place_of_a_replacement_is_refused(workspace: Workspace, tmp_path: Path) -> None:
+    make(workspace)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x").touch()
+    (workspace.root / "precompute.new").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorruptError, match="leads out of the workspace"):
+        make(workspace, inputs={"model": "other"})
+    assert (tmp_path / "elsewhere" / "x").exists()

@@ -1,6 +1,5 @@
 """Whatever is killed, and whenever one reads: an artifact is the old one or the new one, whole."""
 
-import shutil
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -13,18 +12,12 @@ from ccot_cli.errors import BusyError
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, read_whole
 from ccot_cli.workspace.workspace import Workspace
 from workspace.making import asked, make
-from workspace.steps import before_every_change, every_kill
+from workspace.steps import before_every_change, every_kill, restoring
 
 pytestmark = pytest.mark.usefixtures("unflushed")
 OLD = {"a.txt": "old", "sub/b.txt": "old"}
 NEW = {"a.txt": "new", "sub/b.txt": "new", "c.txt": "new"}
 KEYS = [("precompute", None), ("train-psi", "r0.10")]
-
-
-@pytest.fixture
-def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait for the disk: a kill, unlike a power cut, loses nothing that was written."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
 def seen(workspace: Workspace, stage: str, key: str | None, between: Callable[[], None] = lambda: None) -> object:
@@ -57,18 +50,6 @@ def make_new(workspace: Workspace, stage: str, key: str | None) -> Artifact:
             (build.folder / name).parent.mkdir(exist_ok=True)
             (build.folder / name).write_text(text)
     return workspace.require(stage, key)
-
-
-def restoring(workspace: Workspace) -> Callable[[], None]:
-    """Return a function that makes the workspace as it is now."""
-    kept = workspace.root.with_name("kept")
-    shutil.copytree(workspace.root, kept)
-
-    def restore() -> None:
-        shutil.rmtree(workspace.root)
-        shutil.copytree(kept, workspace.root)
-
-    return restore
 
 
 def what_is_left(workspace: Workspace) -> list[str]:

@@ -156,18 +156,20 @@ class Artifact:
         paths = {self.path(name): record.size for name, record in self.manifest.files.items()}
         return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
-    def check(self) -> None:
-        """Read every file, before what it holds is used.
+    def check(self, *names: str) -> None:
+        """Read files, all if none is named, before what they hold is used.
 
         Raises:
             CorruptError: if one is not as the manifest says.
         """
-        for path, reason in self.damaged():
+        for path, reason in self.damaged(*names):
             raise CorruptError(f"{path} {reason}", fix=retrain_hint(self.folder))
 
-    def damaged(self) -> Iterator[tuple[Path, str]]:
-        """Read every file; yield the path of each that is not as the manifest says, and what is wrong with it."""
+    def damaged(self, *names: str) -> Iterator[tuple[Path, str]]:
+        """Read files, all if none is named; yield the path of each that is not as the manifest says, and why."""
         for name, record in self.manifest.files.items():
+            if names and name not in names:
+                continue
             path = self.path(name)
             if not path.is_file():
                 yield path, "is missing"

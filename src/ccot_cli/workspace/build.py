@@ -1,7 +1,7 @@
 """Make an artifact: reuse what an interrupted attempt has finished, and put the result in place in one step."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ class Build:
     """An artifact that is being made."""
 
     folder: Path
+    draft: Manifest
+    """The manifest to be, with the files that are hashed so far: what is resumed is checked against it."""
     is_resumed: bool
     """Whether the folder holds work that an earlier attempt at the same artifact has finished."""
     summary: dict[str, Any] = field(default_factory=dict)
@@ -38,9 +40,27 @@ class Build:
     """Stamp and hash of files that were hashed early."""
 
     def hash_early(self, path: Path) -> None:
-        """Hash a finished file while others are still being made, so that `finish` need not read it."""
+        """Hash a finished file while others are still being made, so that `finish` need not read it.
+
+        The hash is written down too: if this attempt is interrupted, the next one reuses the file only if it fits.
+        """
         stamp = _stamp(path)  # Taken first, so that a change during the reading shows.
         self._hashes[path] = stamp, sha256_of(path)
+        name = path.relative_to(self.folder).as_posix()
+        self.draft.files[name] = FileRecord(sha256=self._hashes[path][1], size=stamp[1])
+        write_json(self.folder / BUILDING_FILE, self.draft.model_dump(mode="json"))
+
+    def drop_unknown(self) -> None:
+        """Remove what an interrupted attempt has left and no hash vouches for."""
+        for path in self.folder.iterdir():
+            if path not in self._hashes and path.name != BUILDING_FILE:
+                remove(path)
+
+    def remember(self, records: Mapping[str, FileRecord]) -> None:
+        """Take over the hashes of files that were checked against them just now."""
+        for name, record in records.items():
+            path = self.folder / name
+            self._hashes[path] = _stamp(path), record.sha256
 
     def _hash(self, path: Path) -> str:
         stamp, known = self._hashes.get(path, (None, ""))
@@ -51,9 +71,9 @@ class Build:
         self._scratch.append(self.folder / name)
         return self._scratch[-1]
 
-    def finish(self, draft: Manifest, folder: Path) -> None:
+    def finish(self, folder: Path) -> None:
         """Flush all files to the disk, write the manifest, and settle the build in `folder`."""
-        manifest = draft.model_copy(update={"files": self._records(), "created": now(), "summary": self.summary})
+        manifest = self.draft.model_copy(update={"files": self._records(), "created": now(), "summary": self.summary})
         write_manifest(self.folder / MANIFEST_FILE, manifest)
         settle(folder)
 
@@ -74,32 +94,38 @@ class Build:
         return is_scratch or path.suffix == PART or path == self.folder / BUILDING_FILE
 
 
-def open_folder(folder: Path, draft: Manifest, damaged: Sequence[Path]) -> bool:
+def open_folder(folder: Path, draft: Manifest, old: Artifact | None, damaged: Sequence[Path]) -> Build:
     """Prepare a folder to build in: remove from it what the new build cannot reuse.
 
     Args:
         draft: Manifest of the artifact that will be built.
-        damaged: Files of the finished artifact in the folder that are to be made again; its others are reused.
-
-    Returns:
-        Whether anything is reused.
+        old: The finished artifact of the folder, if the build makes its damaged files again and reuses the others.
+        damaged: These files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = read_draft(folder)
-    is_resumed = bool(damaged) or (unfinished is not None and unfinished.spec.request == draft.spec.request)
-    if not is_resumed:
-        # The manifest goes first: an artifact without its files must not seem to exist.
-        (folder / MANIFEST_FILE).unlink(missing_ok=True)
-        useless = list(folder.iterdir())
-    else:
+    known = dict(old.manifest.files) if old else {}
+    is_resumed = old is not None
+    if unfinished and unfinished.spec.request == draft.spec.request:
+        is_resumed = True
+        known |= unfinished.files
+        damaged = [*damaged, *(path for path, _ in Artifact(folder, unfinished).damaged())]
+    if is_resumed:
         # A killed process leaves partial files: ours, and hidden ones that safetensors writes beside them.
         partial = [path for path in folder.iterdir() if path.suffix == PART or path.name.startswith(".")]
         useless = [*damaged, *partial]
+    else:
+        # The manifest goes first: an artifact without its files must not seem to exist.
+        (folder / MANIFEST_FILE).unlink(missing_ok=True)
+        useless = list(folder.iterdir())
     for path in useless:
         remove(path)
-    write_json(folder / BUILDING_FILE, draft.model_dump(mode="json"))
+    sound = {name: record for name, record in known.items() if (folder / name).exists()}
+    build = Build(folder, draft.model_copy(update={"files": sound}), is_resumed)
+    build.remember(sound)
+    write_json(folder / BUILDING_FILE, build.draft.model_dump(mode="json"))
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
-    return is_resumed
+    return build
 
 
 def settle(folder: Path) -> None:

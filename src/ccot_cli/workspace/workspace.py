@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, Self, get_args
 
 from ccot_cli.config import PATH_SETTINGS, Settings, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
-from ccot_cli.files import commit
+from ccot_cli.files import absolute, commit, naming_what_does_not_fit
 from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES, BaselineName
 from ccot_cli.presets import preset_text
 from ccot_cli.settings_file import load_settings
@@ -127,8 +127,16 @@ class Workspace:
 
     @property
     def cache(self) -> Path:
-        """Folder of files that may be deleted at any time, because they can be made again."""
-        return self.root / CACHE_FOLDER
+        """Folder of files that may be deleted at any time, because they can be made again.
+
+        Raises:
+            CorruptError: if a link leads out of the workspace.
+        """
+        return self._refuse_leading_out(self.root / CACHE_FOLDER)
+
+    def cached_queries(self) -> list[Path]:
+        """Return the paths of the cached queries, whatever they were made from."""
+        return sorted(self.cache.glob("queries-*"))
 
     def cache_bytes(self) -> int:
         """Return the size of the cache in bytes."""
@@ -149,7 +157,10 @@ class Workspace:
         """
         if stage not in STAGES or (key is not None and (key != Path(key).name or key in ("", ".."))):
             raise ValueError(f"no folder for stage {stage!r} with key {key!r}")
-        folder = self.root / stage / (key or "")
+        return self._refuse_leading_out(self.root / stage / (key or ""))
+
+    def _refuse_leading_out(self, folder: Path) -> Path:
+        """Return a folder of the workspace, unless a link leads out of it: nothing is written or removed elsewhere."""
         if not folder.resolve().is_relative_to(self.root.resolve()):
             raise CorruptError(f"{folder} leads out of the workspace", fix="replace the link by a folder")
         return folder
@@ -298,8 +309,10 @@ class Workspace:
         Raises:
             BusyError: if another process works on this workspace, or has changed an input since it was read.
             UsageError: if the workspace cannot be written to.
+            ResourceError: if the disk is full.
         """
         folder = self.folder(spec.stage, spec.key)
+        self._refuse_leading_out(replacement_folder(folder))
         draft = draft_manifest(spec, _repeatable(self.typed))
         with lock(self.root, self.typed):
             if changes := self._changed_since(spec.inputs, spec.key):
@@ -315,9 +328,14 @@ class Workspace:
             build_folder = folder if is_in_place else replacement_folder(folder)
             if useless := self._useless_work(spec):
                 say(useless)
-            build = Build(build_folder, open_folder(build_folder, draft, damaged))
-            yield build
-            build.finish(draft, folder)
+            with naming_what_does_not_fit(build_folder):
+                build = open_folder(build_folder, draft, old if is_in_place else None, damaged)
+                yield build
+                build.finish(folder)
+
+    def is_outdated(self, draft: Manifest) -> bool:
+        """Tell whether an attempt was begun with settings or inputs that have changed since."""
+        return bool(_changed_settings(draft, self.settings) or self._changed_since(draft.inputs, draft.key))
 
     def _changed_inputs(self, artifact: Artifact) -> list[str]:
         """Describe the inputs, and inputs of inputs, that are no longer those that it was made from."""
@@ -397,6 +415,11 @@ class Workspace:
         return self.command(stage, *([method] if method else []), *options)
 
 
+def queries_prefix(source: Artifact) -> str:
+    """Return how the names of the cached queries of this `precompute` artifact begin."""
+    return f"queries-{source.fingerprint[:12]}-"
+
+
 def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
     changed = differing_settings(manifest.config, stage_config(settings, manifest.stage))
     return [
@@ -428,7 +451,7 @@ def _repeatable(typed: tuple[str, ...]) -> tuple[str, ...]:
     previous = ""
     for word in typed:
         if previous in ("--data", "--model") and Path(word).exists():
-            word = str(Path(word).resolve())
+            word = str(absolute(Path(word)))
         if not {previous, word} & {"-w", "--workspace"} and not word.startswith("--workspace="):
             words.append(word)
         previous = word
