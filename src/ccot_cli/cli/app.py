@@ -144,7 +144,7 @@ def _show_error(error: Exception, arguments: list[str]) -> int:
         full = no_room(Path(getattr(error, "filename", None) or "."), 0, error)
         message, fix, code = full.message, full.fix, full.exit_code
     elif isinstance(error, MemoryError | RuntimeError) and _is_out_of_memory(error):
-        wanted = re.search(r"allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)", str(error), re.IGNORECASE)
+        wanted = re.search(r"allocate (\d+ bytes|[\d.]+ ?[KMGT]?i?B)", str(error), re.IGNORECASE)
         message = f"memory does not suffice{f': {wanted[1]} more were needed' if wanted else ''}"
         fix, code = "lower the command's batch size in ccot.yaml, or --device cpu", ResourceError.exit_code
     else:

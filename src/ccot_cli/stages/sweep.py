@@ -187,9 +187,12 @@ def run(
     Raises:
         MissingError: if `precompute` has not run.
         UsageError: if no test problems are named, or settings that a dimension changes together differ.
+        BusyError: if another process works on this workspace, and a cell is not made yet.
     """
     _refuse_mixed(settings)
     grid_cells = list(cells(settings, ratios, grid, methods))
+    if any(workspace.artifact(cell.stage, cell.key(cell.stage)) is None for cell in grid_cells):
+        workspace.refuse_while_busy()
     results: list[tuple[Cell, _CellResult]] = []
     for number, cell in enumerate(grid_cells, start=1):
         progress.say(f"cell {number} of {len(grid_cells)}: {cell.method} {cell.key(cell.stage)}")
