@@ -109,6 +109,16 @@ def test_every_process_writes_the_same_bytes(tmp_path: Path) -> None:
     assert first == second
 
 
+def test_an_adapters_files_follow_the_umask(llama: Theta, tmp_path: Path) -> None:
+    adapters = both(llama)
+    before = os.umask(0o027)
+    try:
+        adapters.save(PHI, tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / PHI).iterdir()} == {0o640}
+
+
 def test_plain_peft_loads_what_was_saved(theta: Theta, make_theta: MakeTheta, tmp_path: Path) -> None:
     adapters = both(theta)
     shake(adapters, PHI)
@@ -119,7 +129,9 @@ def test_plain_peft_loads_what_was_saved(theta: Theta, make_theta: MakeTheta, tm
     torch.testing.assert_close(plain(input_ids=IDS).logits, expected)
 
 
-@pytest.mark.parametrize("fault", ["missing", "extra", "misshapen", "not finite", "truncated", "no settings"])
+@pytest.mark.parametrize(
+    "fault", ["missing", "extra", "misshapen", "not finite", "truncated", "no settings", "no alpha"]
+)
 def test_a_damaged_adapter_is_refused(llama: Theta, tmp_path: Path, fault: str) -> None:
     adapters = both(llama)
     adapters.save(PHI, tmp_path)
@@ -139,6 +151,9 @@ def test_a_damaged_adapter_is_refused(llama: Theta, tmp_path: Path, fault: str) 
         path.write_bytes(path.read_bytes()[:-10])
     elif fault == "no settings":
         (tmp_path / PHI / "adapter_config.json").unlink()
+    elif fault == "no alpha":
+        settings = tmp_path / PHI / "adapter_config.json"
+        settings.write_text(settings.read_text().replace('"lora_alpha": 8', '"lora_alpha": NaN'))
     with pytest.raises(CorruptError, match=r"adapter .*phi"):
         adapters.load(PHI, tmp_path / PHI)
 
