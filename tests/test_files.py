@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 
 from ccot_cli.errors import ResourceError
-from ccot_cli.files import check_space, commit, free_bytes, human_bytes, sha256_of, strict_json, write_json
+from ccot_cli.files import (
+    absolute,
+    check_space,
+    commit,
+    free_bytes,
+    human_bytes,
+    is_sealed,
+    naming_what_does_not_fit,
+    seal,
+    sha256_of,
+    strict_json,
+    write_json,
+)
 
 
 def test_a_committed_file_holds_what_was_written_and_leaves_no_part(tmp_path: Path) -> None:
@@ -183,3 +195,32 @@ def test_space_is_known_for_a_folder_that_does_not_exist_yet(tmp_path: Path, mon
 )
 def test_sizes_read_as_people_write_them(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+def test_every_flip_and_every_cut_of_a_sealed_file_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"keys and values")
+    seal(path)
+    assert is_sealed(path)
+    sound = path.read_bytes()
+    flipped = [sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :] for at in range(len(sound))]
+    for damaged in (*flipped, *(sound[:length] for length in range(len(sound))), sound + b" "):
+        path.write_bytes(damaged)
+        assert not is_sealed(path)
+
+
+def test_a_link_keeps_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "blob").touch()
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "blob")
+    assert absolute(tmp_path / "link.jsonl") == tmp_path.resolve() / "link.jsonl"
+    assert absolute(tmp_path / "sub" / "..") == tmp_path.resolve()
+
+
+def test_a_librarys_error_about_a_full_disk_names_the_folder_and_what_was_written(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("1234")
+    error = SafetensorError("I/O error: No space left on device (os error 28)")
+    expected = rf"no room for {tmp_path}: more than 4 B needed, .* free \(no space left on device\)"
+    with pytest.raises(ResourceError, match=expected), naming_what_does_not_fit(tmp_path):
+        raise error
+    with pytest.raises(KeyError), naming_what_does_not_fit(tmp_path):
+        raise KeyError

@@ -116,3 +116,10 @@ def test_files_and_folders_are_found_beside_the_settings_and_from_the_command_li
     assert found.data.test_source == "openai/gsm8k"
     asked = {"model.name": "embedded", "data.source": "some.jsonl", "data.limit": 3, "data.test_source": None}
     assert with_absolute_paths(asked, tmp_path) == {**asked, "data.source": str(tmp_path / "some.jsonl")}
+
+
+def test_a_data_file_that_is_a_link_keeps_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "blob").touch()
+    (tmp_path / "link.jsonl").symlink_to("blob")
+    (tmp_path / "ccot.yaml").write_text("data: {source: link.jsonl}")
+    assert load_settings(tmp_path / "ccot.yaml").data.source == str(tmp_path.resolve() / "link.jsonl")

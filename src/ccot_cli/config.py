@@ -44,6 +44,9 @@ SelectingRatio = Annotated[Ratio, AfterValidator(check_between)]
 AUTO = "auto"
 """Value of a setting that follows from the model."""
 
+MOST_PROBLEMS = 10_000_000
+"""Highest limit on problems: they are held in memory, about a kilobyte each."""
+
 
 def check_steps(steps: tuple[int, int]) -> tuple[int, int]:
     """Return a range of reasoning steps, fewest and most.
@@ -147,9 +150,9 @@ class DataConfig(Section):
     """answer_column of the test problems; needs test_chain_column."""
     chain: ChainName = "written"
     """`equations`: GSM8K's annotated equations alone, where a chain has some."""
-    limit: int | None = Field(default=4000, ge=1)
+    limit: int | None = Field(default=4000, ge=1, le=MOST_PROBLEMS)
     """Most training problems."""
-    validation_limit: int = Field(default=200, ge=1)
+    validation_limit: int = Field(default=200, ge=1, le=MOST_PROBLEMS)
     """Most validation problems; at most a tenth of a file's."""
     steps: Steps | None = None
     """Fewest and most reasoning steps of a problem; null: any."""
@@ -259,7 +262,7 @@ class TrainPsiConfig(Section):
 class EvalConfig(Section):
     """How answers are decoded and graded."""
 
-    limit: int | None = Field(default=1000, ge=1)
+    limit: int | None = Field(default=1000, ge=1, le=MOST_PROBLEMS)
     """Most test problems."""
     batch_size: int = Field(default=32, ge=1)
     """Problems per batch."""

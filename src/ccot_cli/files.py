@@ -14,10 +14,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ccot_cli.errors import ResourceError
+from ccot_cli.errors import CcotError, ResourceError
 
 PART = ".part"
 """The suffix of a file that is still being written."""
+
+SEAL_BYTES = hashlib.sha256().digest_size
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -42,12 +44,39 @@ def commit(path: Path) -> Iterator[Path]:
     except BaseException as error:
         written = part.stat().st_size if part.exists() else 0
         part.unlink(missing_ok=True)
-        if isinstance(error, Exception) and _is_full(error):
-            raise ResourceError(
-                f"no room for {path}: more than {human_bytes(written)} needed, {human_bytes(free_bytes(path))} free",
-                fix="free some space and run the same command again; what is finished is kept",
-            ) from error
+        if isinstance(error, Exception) and is_full(error):
+            raise no_room(path, written, error) from error
         raise
+
+
+@contextmanager
+def naming_what_does_not_fit(folder: Path) -> Iterator[None]:
+    """Turn a library's error about a full disk, in a block that writes into a folder, into one that says what to do.
+
+    Raises:
+        ResourceError: if the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        raise no_room(folder, written, error) from error
+
+
+def no_room(path: Path, written: int, error: Exception) -> ResourceError:
+    """Return the error for a file or folder that did not fit on the disk.
+
+    Args:
+        written: Bytes of it that were written.
+        error: What the system or a library raised; it says whether the disk, a quota or another limit is reached.
+    """
+    reason = next((each for each in map(os.strerror, _FULL) if each in str(error)), "the disk is full").lower()
+    return ResourceError(
+        f"no room for {path}: more than {human_bytes(written)} needed, {human_bytes(free_bytes(path))} free ({reason})",
+        fix="free some space and run the same command again; what is finished is kept",
+    )
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -95,6 +124,32 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 hash of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(path: Path) -> None:
+    """Append the hash of a file's bytes."""
+    digest = bytes.fromhex(sha256_of(path))
+    with path.open("ab") as file:
+        file.write(digest)
+
+
+def is_sealed(path: Path) -> bool:
+    """Tell whether a file ends with the hash of what precedes."""
+    left = path.stat().st_size - SEAL_BYTES
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+        return left == 0 and file.read() == digest.digest()
+
+
+def absolute(path: Path) -> Path:
+    """Return the absolute path of a file or folder, under its own name even if it is a link: the name tells the kind.
+
+    A hub's cache, for example, holds links with names to files without.
+    """
+    return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
 
 
 def set_usual_mode(path: Path) -> None:
@@ -155,7 +210,10 @@ def _umask() -> int:
     return mask
 
 
-def _is_full(error: Exception) -> bool:
+def is_full(error: Exception) -> bool:
+    """Decide whether an error means that a disk, a quota or a limit on a file's size is full."""
+    if isinstance(error, CcotError):
+        return False
     # safetensors raises its own exception, which holds the system's error only as text.
     is_system_error = isinstance(error, OSError) and error.errno in _FULL
     return is_system_error or any(os.strerror(code) in str(error) for code in _FULL)

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
 from ccot_cli.errors import UsageError
+from ccot_cli.files import absolute
 from ccot_cli.names import MODELS
 
 
@@ -26,7 +27,7 @@ def _absolute(value: object, folder: Path) -> object:
     if not isinstance(value, str) or value in MODELS:
         return value
     path = folder / Path(value).expanduser()
-    return str(path.resolve()) if path.exists() else value
+    return str(absolute(path)) if path.exists() else value
 
 
 def override(settings: Settings, changes: Mapping[str, object]) -> Settings:

@@ -83,7 +83,6 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("number", "code", "said"),
         [
-            (errno.ENOSPC, 5, "no space left"),
             (errno.EACCES, 2, "permission denied"),
             (errno.ENAMETOOLONG, 2, "file name too long"),
         ],
@@ -95,6 +94,41 @@ class TestErrors:
         error, fix = capsys.readouterr().err.splitlines()
         assert error.startswith(f"error: a/b: {said}")
         assert fix.startswith("fix:   ")
+
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [
+            (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a/b"), "no room for a/b: more than 0 B needed, "),
+            (OSError(errno.EFBIG, os.strerror(errno.EFBIG), "a/b"), "no room for a/b: .* free \\(file too large\\)"),
+            (RuntimeError("I/O error: No space left on device (os error 28)"), "no room for .* free \\(no space left"),
+            (MemoryError(), "memory does not suffice"),
+            (
+                RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes."),
+                "memory does not suffice: 8192 bytes more were needed",
+            ),
+        ],
+    )
+    def test_a_full_disk_and_too_little_memory_exit_5_with_the_size(
+        self, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    ) -> None:
+        assert self.run(monkeypatch, error) == 5
+        shown, fix = capsys.readouterr().err.splitlines()
+        assert re.match(f"error: {said}", shown)
+        assert fix.startswith("fix:   ")
+
+    @pytest.mark.parametrize("option", ["-w", "--model", "--data"])
+    def test_a_path_that_is_too_long_exits_2(self, option: str, workspace: Workspace, capsys: Output) -> None:
+        where = [] if option == "-w" else ["-w", str(workspace.root)]
+        for path in ("x" * 5000, f"{'x' * 300}/y.jsonl", "/".join(["x" * 200] * 30)):
+            assert app.run(["precompute", option, path, *where]) == 2
+            assert len(capsys.readouterr().err.splitlines()) == 2
+
+    @pytest.mark.parametrize("option", ["data.limit", "data.validation_limit", "eval.limit"])
+    def test_more_problems_than_memory_could_hold_exit_2(
+        self, option: str, workspace: Workspace, capsys: Output
+    ) -> None:
+        assert app.run(["precompute", "-w", str(workspace.root), "--set", f"{option}=1000000000"]) == 2
+        assert "10000000" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("arguments", "message", "fix"),

@@ -1,12 +1,13 @@
 """What people see: answers on stdout as they are, everything else on stderr."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_table
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note, print_table
 from cli.running import ESCAPE, Output, ccot
 
 
@@ -134,3 +135,35 @@ class TestConsole:
         assert "2 of 2 layers" in err
         assert "inner: 1 step in 0:00:00  loss 0.5" in err
         assert err.rstrip().endswith("outer [x]: 2 layers in 0:00:00")
+
+
+HOSTILE = "a\x1b]0;title\x07\x9b2J\x7f\u202eb\tc\r"
+
+
+class TestWhatSteersATerminal:
+    """Answers, data, file names and manifests may hold anything."""
+
+    def test_it_is_shown_as_escapes_on_both_streams(self, capsys: Output) -> None:
+        shown = r"a\x1b]0;title\x07\x9b2J\x7f\u202eb" + "\tc" + r"\r"
+        print_line(HOSTILE)
+        print_table([[HOSTILE, "x"]], align="<<")
+        print_note(HOSTILE)
+        with TerminalProgress().task(HOSTILE, total=1, unit="rows"):
+            TerminalProgress().say(HOSTILE)
+        out, err = capsys.readouterr()
+        assert out.splitlines()[0] == shown
+        assert err.splitlines()[0] == shown.expandtabs(8) or shown in err
+        for text in (out, err):
+            assert not [each for each in text if each not in "\n\t" and (ord(each) < 32 or 126 < ord(each) < 160)]
+            assert "\u202e" not in text
+
+    def test_json_stays_json(self, capsys: Output) -> None:
+        print_json({"answer": HOSTILE})
+        out = capsys.readouterr().out
+        assert json.loads(out) == {"answer": HOSTILE}
+        assert "\x1b" not in out
+        assert "\x9b" not in out
+
+    def test_letters_and_emoji_stay(self, capsys: Output) -> None:
+        print_line("θ φ ψ é 👩‍🔬 [bold]\nnext")
+        assert capsys.readouterr().out == "θ φ ψ é 👩‍🔬 [bold]\nnext\n"

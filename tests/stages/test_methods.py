@@ -1,13 +1,20 @@
 """Which methods there are, by name and ratio."""
 
+import shutil
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from workspace.making import edit_manifest
 
 from ccot_cli.config import Settings
-from ccot_cli.errors import CorruptError, MissingError, UsageError
-from ccot_cli.names import SCORE, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI
+from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
+from ccot_cli.models.base.adapters import PSI, Adapters
+from ccot_cli.models.methods.pause import PauseMethod
+from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
 from ccot_cli.workspace.artifact import MANIFEST_FILE
@@ -90,3 +97,44 @@ def test_what_was_damaged_since_it_was_made_is_not_used(make_run: MakeRun, stage
             uses[stage]()
         path.write_bytes(sound)
     uses[stage]()
+
+
+def test_a_method_that_is_replaced_while_it_is_loaded_is_loaded_whole(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_baseline("pause")
+    folder = run.workspace.folder(TRAIN_BASELINE, "pause-r0.10")
+    replaced = make_run("other", **{"train_psi.seed": 5})
+    replaced.precompute()
+    replaced.train_baseline("pause")
+    newer = replaced.workspace.folder(TRAIN_BASELINE, "pause-r0.10")
+    loads = []
+
+    def load(adapters: Adapters, name: str, place: Path) -> None:
+        loads.append(place)
+        plain_load(adapters, name, place)
+        if len(loads) == 1:
+            folder.rename(folder.with_name("pause-r0.10.old"))
+            shutil.copytree(newer, folder)
+
+    plain_load = Adapters.load
+    monkeypatch.setattr(Adapters, "load", load)
+    method = find_methods(run.workspace, run.settings).named("pause", RATIO)
+    assert isinstance(method, PauseMethod)
+    assert len(loads) == 2, "the first time ψ was the old one, and the pause token would have been the new one"
+    assert torch.equal(method.pause_1D, load_file(newer / "pause.safetensors")["pause"])
+    saved = load_file(newer / "psi" / "adapter_model.safetensors")
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in method.adapters.state(PSI).items())
+
+
+def test_a_model_that_was_replaced_before_its_method_was_loaded_is_noticed(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_baseline("direct")
+    methods = find_methods(run.workspace, run.settings)
+    source = run.workspace.require(PRECOMPUTE)
+    edit_manifest(source, inputs={**source.manifest.inputs, "model": "another"})
+    with pytest.raises(BusyError, match="filled from another model meanwhile"):
+        methods.named("direct", None)

@@ -13,10 +13,11 @@ from ccot_cli import files
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import read_records, shard_paths
 from ccot_cli.errors import CorruptError, DivergedError, ResourceError, UsageError
+from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute
 from ccot_cli.stages.problems import read_problems
-from stages.runs import MakeRun, Stopping, Told, same_tensors
+from stages.runs import MakeRun, Stopping, Told, flip_a_bit, same_tensors
 
 
 def test_a_ready_stage_does_nothing(make_run: MakeRun) -> None:
@@ -167,3 +168,18 @@ def test_problems_that_are_all_too_long_to_validate_on_are_refused(make_run: Mak
     write(lambda number: number not in held_out)
     with pytest.raises(UsageError, match="no training problem is left"):
         run.precompute()
+
+
+def test_a_shard_that_changed_is_not_selected_from(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    shard = run.workspace.folder(PRECOMPUTE) / "shard-00000.safetensors"
+    sound = shard.read_bytes()
+    flip_a_bit(shard)
+    with pytest.raises(CorruptError, match=r"shard-00000\.safetensors does not hold the bytes"):
+        run.score()
+    shard.write_bytes(sound)
+    problems = run.workspace.folder(PRECOMPUTE) / "problems.jsonl"
+    flip_a_bit(problems)
+    with pytest.raises(CorruptError, match=r"problems\.jsonl"):
+        run.score()

@@ -4,11 +4,12 @@ from decimal import Decimal
 
 import pytest
 
-from ccot_cli.errors import UsageError
+from ccot_cli.errors import BusyError, UsageError
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, sweep
 from ccot_cli.stages.methods import find_methods
+from ccot_cli.workspace.lock import lock
 from stages.runs import RATIO, MakeRun
 
 
@@ -90,3 +91,9 @@ def test_variants_alone_are_compared_on_test_problems_too(make_run: MakeRun) -> 
     run.precompute()
     rows = sweep.run(run.workspace, run.settings, [RATIO], {"seed": [1]}, num_test=3, progress=Progress())
     assert [(row.method, row.seeds, row.split, row.n) for row in rows] == [("ccot", [1], "test", 3)]
+
+
+def test_a_sweep_beside_another_writer_is_refused_before_anything_is_read(make_run: MakeRun) -> None:
+    run = make_run()
+    with lock(run.workspace.root, ("precompute",)), pytest.raises(BusyError, match="ccot precompute"):
+        sweep.run(run.workspace, run.settings, [RATIO], {}, progress=Progress())

@@ -12,3 +12,9 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A new workspace, named from the folder around it."""
     monkeypatch.chdir(tmp_path)
     return Workspace.create(Path("my-run"), "embedded")
+
+
+@pytest.fixture
+def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk: a kill, unlike a power cut, loses nothing that was written."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)

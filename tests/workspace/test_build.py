@@ -1,15 +1,17 @@
 """An artifact exists when it is finished; an interrupted attempt keeps its files."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ccot_cli.config import stage_config
+from ccot_cli.errors import CorruptError, ResourceError
 from ccot_cli.files import sha256_of
 from ccot_cli.workspace import build
 from ccot_cli.workspace.workspace import State, Workspace
@@ -30,7 +32,7 @@ def test_scratch_and_partial_files_are_no_part_of_it(workspace: Workspace) -> No
         (build.folder / "z").touch()
     artifact = workspace.require("precompute")
     assert list(artifact.manifest.files) == ["z"]
-    assert sorted(path.name for path in artifact.folder.iterdir()) == ["manifest.json", "y.part", "z"]
+    assert sorted(path.name for path in artifact.folder.iterdir()) == ["manifest.json", "z"]
 
 
 def test_an_interrupted_attempt_leaves_its_files_and_the_same_work_resumes(workspace: Workspace) -> None:
@@ -95,35 +97,6 @@ def test_an_artifact_stays_in_use_until_another_takes_its_place(workspace: Works
     assert list(second.manifest.files) == ["a.txt"]
     assert sorted(path.name for path in second.folder.iterdir()) == ["a.txt", "manifest.json"]
     assert [path.name for path in workspace.root.glob("precompute*")] == ["precompute"]
-
-
-@pytest.mark.parametrize("rename", [1, 2])
-def test_a_kill_while_one_takes_anothers_place_loses_neither(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, rename: int
-) -> None:
-    make(workspace, "train-phi", "r0.10")
-    calls, move = [], Path.rename
-
-    def killed(path: Path, target: Path) -> Path:
-        calls.append(path)
-        if len(calls) == rename:
-            raise KeyboardInterrupt
-        return move(path, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", killed)
-        with pytest.raises(KeyboardInterrupt):
-            make(workspace, "train-phi", "r0.10", inputs={"score": "other"}, files={"c.txt": "C"})
-    left = workspace.artifact("train-phi", "r0.10")
-    assert (left is not None) == (rename == 1)
-    assert left is None or not list(left.damaged())
-    config = stage_config(workspace.settings, "train-phi")
-    with workspace.building(asked("train-phi", "r0.10", config=config, inputs={"score": "other"})) as build:
-        assert build.is_resumed
-        assert (build.folder / "c.txt").read_text() == "C"
-    assert list(workspace.require("train-phi", "r0.10").manifest.files) == ["c.txt"]
-    assert workspace.finished("train-phi") == ["r0.10"]
-    assert [path.name for path in (workspace.root / "train-phi").iterdir()] == ["r0.10"]
 
 
 @pytest.mark.parametrize("removal", [1, 2, 3, 4])
@@ -194,8 +167,7 @@ def test_a_kill_at_any_flush_leaves_no_artifact_or_a_whole_one(
     assert killed.returncode == -signal.SIGKILL
     if (artifact := workspace.artifact("precompute")) is not None:
         assert not list(artifact.damaged())
-    # Until the new one takes its place the old one is there; then the new one is whole, but for its manifest.
-    assert artifact is not None or not is_replaced or (workspace.folder("precompute") / "a").read_text() == "A"
+    assert artifact is not None or not is_replaced
     with workspace.building(asked(config={})) as build:
         (build.folder / "a").write_text("A")
     assert list(workspace.require("precompute").manifest.files) == ["a"]
@@ -244,3 +216,49 @@ def test_a_noted_file_is_hashed_once_unless_it_changes(workspace: Workspace) -> 
     assert made.manifest.files["other"].sha256 == sha256_of(made.folder / "other")
     (made.folder / "kept").write_text("kept")
     assert not list(made.damaged())
+
+
+def test_what_was_hashed_early_is_reused_only_if_it_still_fits(workspace: Workspace) -> None:
+    interrupt(workspace)
+    with suppress(KeyboardInterrupt), workspace.building(asked()) as build:
+        for name in ("sound", "flipped", "unknown"):
+            (build.folder / name).write_text(name)
+            if name != "unknown":
+                build.hash_early(build.folder / name)
+        raise KeyboardInterrupt
+    flipped = workspace.folder("precompute") / "flipped"
+    flipped.write_text("FLIPPED")
+    with workspace.building(asked()) as build:
+        assert build.is_resumed
+        assert not flipped.exists()
+        assert (build.folder / "unknown").exists(), "its stage decides"
+        build.drop_unknown()
+        assert {path.name for path in build.folder.iterdir()} == {"building.json", "sound"}
+    assert list(workspace.require("precompute").manifest.files) == ["sound"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("Disk quota exceeded")]
+)
+def test_a_full_disk_names_the_folder_whatever_library_met_it(workspace: Workspace, error: Exception) -> None:
+    def attempt() -> None:
+        with workspace.building(asked()) as build:
+            (build.folder / "a.txt").write_text("12345")
+            raise error
+
+    with pytest.raises(
+        ResourceError, match=r"no room for my-run/precompute: more than .* B needed, .* free \("
+    ) as caught:
+        attempt()
+    assert caught.value.exit_code == 5
+    assert interrupt(workspace), "what is finished is kept"
+
+
+def test_a_link_in_the_place_of_a_replacement_is_refused(workspace: Workspace, tmp_path: Path) -> None:
+    make(workspace)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x").touch()
+    (workspace.root / "precompute.new").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorruptError, match="leads out of the workspace"):
+        make(workspace, inputs={"model": "other"})
+    assert (tmp_path / "elsewhere" / "x").exists()

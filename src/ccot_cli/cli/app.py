@@ -3,9 +3,11 @@
 import errno
 import io
 import os
+import re
 import shlex
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +15,7 @@ import typer
 from ccot_cli.cli import (
     ask,
     bench,
+    clean,
     config,
     demo,
     doctor,
@@ -31,6 +34,7 @@ from ccot_cli.cli import (
 from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
 from ccot_cli.cli.options import command_line
 from ccot_cli.errors import CcotError, ResourceError, UsageError
+from ccot_cli.files import is_full, no_room
 from ccot_cli.names import STAGES
 from ccot_cli.version import __version__
 
@@ -54,6 +58,7 @@ app.command("sweep", rich_help_panel="Train")(sweep.sweep)
 app.command("config", rich_help_panel="Inspect")(config.config)
 app.command("status", rich_help_panel="Inspect")(status.status)
 app.command("verify", rich_help_panel="Inspect")(verify.verify)
+app.command("clean", rich_help_panel="Inspect")(clean.clean)
 app.command("bench", rich_help_panel="Inspect")(bench.bench)
 app.command("doctor", rich_help_panel="Inspect")(doctor.doctor)
 
@@ -119,7 +124,6 @@ def run(arguments: list[str]) -> int:
 
 
 _REFUSALS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), (ResourceError.exit_code, "free some space, and run it again")),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS), (UsageError.exit_code, "check who owns it, or choose another place")
     ),
@@ -136,6 +140,13 @@ def _show_error(error: Exception, arguments: list[str]) -> int:
     elif isinstance(error, OSError) and error.errno in _REFUSALS:
         code, fix = _REFUSALS[error.errno]
         message = ": ".join(filter(None, (error.filename, (error.strerror or "").lower())))
+    elif is_full(error):
+        full = no_room(Path(getattr(error, "filename", None) or "."), 0, error)
+        message, fix, code = full.message, full.fix, full.exit_code
+    elif isinstance(error, MemoryError | RuntimeError) and _is_out_of_memory(error):
+        wanted = re.search(r"allocate (\d+ bytes|[\d.]+ ?[KMGT]?i?B)", str(error), re.IGNORECASE)
+        message = f"memory does not suffice{f': {wanted[1]} more were needed' if wanted else ''}"
+        fix, code = "lower the command's batch size in ccot.yaml, or --device cpu", ResourceError.exit_code
     else:
         message, code = f"{type(error).__name__}: {error}".splitlines()[0], 1
         fix = f"run again with {DEBUG} for the traceback: {shlex.join(['ccot', DEBUG, *arguments])}"
@@ -143,6 +154,12 @@ def _show_error(error: Exception, arguments: list[str]) -> int:
     if fix:
         print_note(f"fix:   {fix}")
     return code
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    from ccot_cli.models.base.memory import is_out_of_memory  # It imports torch, which most commands do without.
+
+    return is_out_of_memory(error)
 
 
 def _usage_fix(error: typer.TyperException) -> str:

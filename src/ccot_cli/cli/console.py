@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
+from unicodedata import bidirectional, category
 
 from rich.console import Console
 
@@ -30,15 +31,37 @@ def is_colour_unwanted() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+"""Bidirectional classes of the characters that turn the direction of the text after them."""
+
+
+def visible(text: str) -> str:
+    """Write characters that steer a terminal, or turn the direction of text, as escapes such as `\\x1b`.
+
+    Answers, data, file names and manifests may hold any; line breaks and tabs stay.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(repr(each)[1:-1] if _steers(each) else each for each in text)
+
+
+def _steers(character: str) -> bool:
+    return character not in "\n\t" and (category(character) == "Cc" or bidirectional(character) in _TURNS)
+
+
 def print_line(text: str) -> None:
     """Print one line of a result on stdout, without Rich, which would take [brackets] for markup."""
+    _write_line(visible(text))
+
+
+def _write_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def print_note(text: str) -> None:
     """Print one line on stderr that is no part of the result."""
-    _error_console().print(text)
+    _error_console().print(visible(text))
 
 
 _names_next: ContextVar[bool] = ContextVar("names_next", default=True)
@@ -82,7 +105,7 @@ def loading(name: str) -> Iterator[None]:
         return
     from rich.text import Text
 
-    with console.status(Text(f"loading {name} …")):
+    with console.status(Text(f"loading {visible(name)} …")):
         yield
 
 
@@ -97,7 +120,9 @@ def print_json(value: Any) -> None:
         ValueError: for NaN or infinity, which JSON does not have.
     """
     is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
-    print_line(json.dumps(value, ensure_ascii=is_ascii, allow_nan=False))
+    # JSON escapes most control characters itself; a terminal obeys those after ASCII too.
+    text = json.dumps(value, ensure_ascii=is_ascii, allow_nan=False)
+    _write_line("".join(f"\\u{ord(each):04x}" if category(each) == "Cc" else each for each in text))
 
 
 def print_table(rows: Sequence[Sequence[str]], *, align: str, fits: bool = False) -> None:
@@ -140,7 +165,7 @@ class _Work:
     """A piece of work and its progress as text."""
 
     def __init__(self, label: str, total: int | None, unit: str, done: int) -> None:
-        self.label, self.total, self.unit = label, total, unit
+        self.label, self.total, self.unit = visible(label), total, unit
         self.figures: dict[str, str] = {}
         self._start = time.monotonic()
         # Seconds and amount after the latest steps, from which the pace is computed.
@@ -185,7 +210,7 @@ class TerminalProgress(Progress):
         self._console = _error_console()
 
     def say(self, text: str) -> None:
-        self._console.print(text)
+        self._console.print(visible(text))
 
     @contextmanager
     def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:

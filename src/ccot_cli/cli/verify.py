@@ -1,46 +1,52 @@
-"""`ccot verify`: compare every file of a workspace with its checksum."""
+"""`ccot verify`: compare every file of a workspace with its checksum, and remove damaged ones that come back."""
+
+from typing import Annotated
 
 import typer
 
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line
-from ccot_cli.cli.options import FormatOption, WorkspaceOption, find_workspace
+from ccot_cli.cli.options import HOW, FormatOption, WorkspaceOption, find_workspace
 from ccot_cli.errors import CorruptError
-from ccot_cli.names import STAGES
 
 
-def verify(folder: WorkspaceOption = None, format: FormatOption = "text") -> None:
-    """Read every file of the finished artifacts and compare it with its checksum.
+def verify(
+    folder: WorkspaceOption = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Remove damaged files that come back byte by byte: of precompute, score and the cache.",
+            rich_help_panel=HOW,
+        ),
+    ] = False,
+    format: FormatOption = "text",
+) -> None:
+    """Read every file of the finished artifacts and the cache, and compare it with its checksum.
 
     ccot verify -w my-run
+    ccot verify --repair
     ccot verify --format json | jq -r '.damaged[].path'
+
+    A trained file is never removed: the command that trains it again is named.
     """
-    from ccot_cli.workspace.artifact import OTHER_BYTES
+    from ccot_cli.workspace import upkeep
 
     workspace, progress = find_workspace(folder), TerminalProgress()
-    damaged: list[dict[str, str]] = []
-    num_files = 0
-    names = [(stage, key) for stage in STAGES for key in workspace.finished(stage)]
-    with progress.task("checking", total=len(names), unit="artifacts") as advance:
-        for stage, key in names:
-            try:
-                artifact = workspace.artifact(stage, key)
-            except CorruptError as error:
-                damaged.append({"path": str(workspace.folder(stage, key)), "reason": error.message, "fix": error.fix})
-                continue
-            assert artifact is not None
-            num_files += len(artifact.manifest.files)
-            fix = workspace.command_for(stage, key)
-            damaged += [
-                # A stage makes a file again if it is missing or has another size; it does not check the content.
-                {"path": str(path), "reason": reason, "fix": fix if reason != OTHER_BYTES else f"remove it, then {fix}"}
-                for path, reason in artifact.damaged()
-            ]
-            advance()
+    total = len(upkeep.finished_artifacts(workspace))
+    with progress.task("checking", total=total, unit="artifacts") as advance:
+        found, removed = upkeep.repair(workspace, advance) if repair else (upkeep.inspect(workspace, advance), [])
+    damaged = [
+        {"path": str(each.path), "reason": each.reason, "fix": each.fix, "removed": each in removed}
+        for each in found.damages
+    ]
     if format == "json":
-        print_json({"artifacts": len(names), "files": num_files, "damaged": damaged})
+        print_json({"artifacts": found.num_artifacts, "files": found.num_files, "damaged": damaged})
     else:
         for file in damaged:
-            print_line(f"{file['path']}: {file['reason']}; {file['fix']}")
-        print_line(f"{len(names)} artifacts, {num_files:,} files: {f'{len(damaged)} damaged' if damaged else 'sound'}")
-    if damaged:
+            print_line(f"{file['path']}: {file['reason']}; {'removed' if file['removed'] else file['fix']}")
+        for command in dict.fromkeys(each.command for each in removed if each.command):
+            print_line(f"makes what was removed again: {command}")
+        state = f"{len(damaged)} damaged" if damaged else "sound"
+        print_line(f"{found.num_artifacts} artifacts, {found.num_files:,} files: {state}")
+    if len(removed) < len(damaged):
         raise typer.Exit(CorruptError.exit_code)

@@ -22,10 +22,10 @@ from ccot_cli.files import commit, write_json
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
-from ccot_cli.models.methods.method import Method, MethodInfo, Reply, Seconds
+from ccot_cli.models.methods.method import Method, Reply, Seconds
 from ccot_cli.names import EMBEDDED, EVAL
 from ccot_cli.progress import Progress
-from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
+from ccot_cli.stages.methods import CCOT, LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
 from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
 from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
@@ -328,8 +328,8 @@ def _save(build: Build, result: EvalResult, predictions: list[dict[str, Any]]) -
 
 
 def _method_of(artifact: Artifact) -> tuple[str, float]:
-    info = MethodInfo.load(artifact.folder)
-    return info.name, float(info.ratio)
+    summary = artifact.manifest.summary
+    return summary.get("method", CCOT), float(summary["ratio"])
 
 
 def _new_key(workspace: Workspace) -> str:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 from ccot_cli.config import WITHOUT_EFFECT, DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
-from ccot_cli.errors import CcotError, MissingError, UsageError
+from ccot_cli.errors import BusyError, CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.base.theta import Theta, load_theta
@@ -19,13 +19,14 @@ from ccot_cli.models.methods.method import Method, MethodInfo
 from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.names import EMBEDDED, PRECOMPUTE, TRAIN_BASELINE, TRAIN_PSI, PromptingName, ratio_name
 from ccot_cli.stages.inputs import load_matching_theta
-from ccot_cli.workspace.artifact import Artifact
+from ccot_cli.workspace.artifact import Artifact, read_whole
 from ccot_cli.workspace.workspace import Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
 CCOT, ALL = "ccot", "all"
 USUAL_RATIO = Decimal("0.1")
 """Ratio that is asked for by default."""
+Read = TypeVar("Read")
 PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
 
 
@@ -58,6 +59,8 @@ class Methods:
     """Folders of trained baselines, by key: `direct`, `pause-r0.10`."""
     unusable: dict[str, CcotError] = field(default_factory=dict)
     """Why an artifact is stale or damaged, by key."""
+    model_fingerprint: str = ""
+    """Of the θ that the workspace was filled from when it was read; empty if there was none."""
 
     def __post_init__(self) -> None:
         is_reference = self.settings.decoding.engine == "reference"
@@ -113,7 +116,7 @@ class Methods:
         for ratio in self.folders:
             yield LoadableMethod(ratio, CCOT, partial(self.load, ratio))
         for folder in self.baselines.values():
-            method = MethodInfo.load(folder)
+            method = _read(folder, MethodInfo.load)
             yield LoadableMethod(Decimal(method.ratio), method.name, partial(self.load_folder, folder))
         if "cot" not in self.baselines:
             yield LoadableMethod(Decimal(1), "cot", self._chain)
@@ -168,12 +171,25 @@ class Methods:
 
         Raises:
             CorruptError: if a file is damaged; those of the package have no manifest to be checked against.
+            BusyError: if the workspace was filled from another model meanwhile.
         """
-        if artifact := Artifact.open(folder):
-            artifact.check()
-        method = load_method(self._adapters, folder, self.settings.decoding)
+        method = _read(folder, self._load_sound)
+        self._refuse_other_model()
         self._adapters.prepare()
         return method
+
+    def _load_sound(self, folder: Path) -> Method:
+        if artifact := Artifact.open(folder):
+            artifact.check()
+        return load_method(self._adapters, folder, self.settings.decoding)
+
+    def _refuse_other_model(self) -> None:
+        """Refuse a method that was loaded after θ, if both were replaced between."""
+        source = self.workspace.artifact(PRECOMPUTE) if self.workspace else None
+        if source and self.model_fingerprint not in ("", source.manifest.inputs["model"]):
+            raise BusyError(
+                f"{self.location} was filled from another model meanwhile", fix="run the same command again"
+            )
 
     def _chain(self) -> ChainMethod:
         return ChainMethod(self._adapters, self.settings.decoding.max_chain_tokens)
@@ -210,6 +226,11 @@ class Methods:
             f"no generator was trained for ratio {ratio:f} in {self.location} (trained: {trained})",
             fix=f"--ratio {nearest:f}{or_train}",
         )
+
+
+def _read(folder: Path, read: Callable[[Path], Read]) -> Read:
+    """Read from a method's folder, or from where its artifact is, should another one be taking its place."""
+    return read_whole(folder, lambda artifact: read(artifact.folder if artifact else folder))
 
 
 def baseline_key(method: str, ratio: Decimal) -> str:
@@ -270,11 +291,19 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     own, unusable = own_methods(workspace)
     if not own and not may_have_none:
         workspace.require(TRAIN_PSI, ratio_name(settings.ratios[-1]))
-    folders = {
-        Decimal(str(each.manifest.summary["ratio"])): each.folder for each in own if each.manifest.stage == TRAIN_PSI
-    }
+    places = [(each.manifest, workspace.folder(each.manifest.stage, each.manifest.key)) for each in own]
+    folders = {Decimal(str(each.summary["ratio"])): place for each, place in places if each.stage == TRAIN_PSI}
     theta = load_matching_theta(settings, source)
     test_settings = {name: getattr(settings.data, name) for name in WITHOUT_EFFECT["data"]}
     data = DataConfig(**source.manifest.config["data"], **test_settings)
-    baselines = {str(each.manifest.key): each.folder for each in own if each.manifest.stage == TRAIN_BASELINE}
-    return Methods(theta, folders, settings, data, workspace, baselines, unusable)
+    baselines = {str(each.key): place for each, place in places if each.stage == TRAIN_BASELINE}
+    return Methods(
+        theta,
+        folders,
+        settings,
+        data,
+        workspace,
+        baselines,
+        unusable,
+        model_fingerprint=source.manifest.inputs["model"],
+    )

@@ -78,8 +78,8 @@ def run(
     progress.say(f"about {human_bytes(plan.num_bytes)} of hidden states")
     started = time.perf_counter()
     with workspace.building(spec, progress.say) as build:
-        _write_problems(build.folder, stored)
         _write_states(build, theta, settings, encoded, plan, progress)
+        _write_problems(build.folder, stored)
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
         result = replace(plan, num_shards=num_shards, seconds=seconds)
         prompt = theta.encoder.template.prompt
@@ -98,6 +98,7 @@ def _write_states(
     """Write the shards, except for those that an interrupted run has finished."""
     config = settings.precompute
     indices = range(theta.num_layers + 1) if plan.is_every_index else [config.scorer_layer]
+    build.drop_unknown()
     for path in mismatched_shards(build.folder, len(indices)):
         path.unlink()  # The interrupted run was allowed more disk space, or less.
     done = stored_numbers(build.folder)

@@ -23,7 +23,12 @@ class StoredProblem:
 
 
 def read_problems(artifact: Artifact) -> list[StoredProblem]:
-    """Read the problems of a `precompute` artifact, in order."""
+    """Read the problems of a `precompute` artifact, in order.
+
+    Raises:
+        CorruptError: if they are not those that were stored.
+    """
+    artifact.check(PROBLEMS_FILE)
     items = []
     # Not `splitlines`, which also splits at characters such as U+2028 that a problem may hold.
     for line in (artifact.folder / PROBLEMS_FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n"):

@@ -26,7 +26,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_matching_theta, ready_result
 from ccot_cli.stages.precompute import make_record
 from ccot_cli.stages.problems import read_problems
-from ccot_cli.stages.selectors import all_positions, fit_selector
+from ccot_cli.stages.selectors import all_positions, fit_selector, has_sound_selector
 from ccot_cli.tensors.select import even, num_kept, overlap
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
@@ -79,6 +79,7 @@ def run(
     Raises:
         MissingError: if `precompute` has not run.
         ResourceError: if the states do not fit on the disk.
+        CorruptError: if a hidden state or a problem is not the one that was stored.
     """
     source = workspace.require(PRECOMPUTE)
     inputs = {PRECOMPUTE: source.fingerprint}
@@ -90,10 +91,13 @@ def run(
     num_train = source.manifest.summary["num_train"]
     check_space(workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio")
     with workspace.building(spec, progress.say) as build:
+        source.check()
+        build.drop_unknown()
         same_settings = (workspace.matching(replace(spec, key=other)) for other in workspace.finished(SCORE))
-        fitted = chain([build.folder], (artifact.folder for artifact in same_settings if artifact))
+        fitted = chain([build.folder], (each.folder for each in same_settings if each and has_sound_selector(each)))
         selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)
-        selector.save(build.folder)
+        for path in selector.save(build.folder):
+            build.hash_early(path)
         selected = all_positions(selector, source, problems)
         for leftover in build.folder.glob("shard-*"):
             leftover.unlink()

@@ -82,6 +82,12 @@ def _last_states(
             yield record.number, record.states_JID[1:, 0]
 
 
+def has_sound_selector(scored: Artifact) -> bool:
+    """Tell whether the files of an artifact of `score`, other than the states, are as they were written."""
+    names = [name for name in scored.manifest.files if not name.startswith("shard-")]
+    return not any(scored.damaged(*names))
+
+
 def _known_scorer(theta: Theta, fitted: Iterable[Path]) -> Scorer | None:
     for folder in fitted:
         with suppress(CorruptError):

@@ -188,9 +188,12 @@ def run(
     Raises:
         MissingError: if `precompute` has not run.
         UsageError: if no test problems are named, or settings that a dimension changes together differ.
+        BusyError: if another process works on this workspace, and a cell is not made yet.
     """
     _refuse_mixed(settings)
     grid_cells = list(cells(settings, ratios, grid, methods))
+    if any(workspace.artifact(cell.stage, cell.key(cell.stage)) is None for cell in grid_cells):
+        workspace.refuse_while_busy()
     results: list[tuple[Cell, _CellResult]] = []
     for number, cell in enumerate(grid_cells, start=1):
         progress.say(f"cell {number} of {len(grid_cells)}: {cell.method} {cell.key(cell.stage)}")
@@ -244,7 +247,8 @@ def _test(
     progress: Progress,
 ) -> _CellResult:
     """Measure a trained cell on test problems, and return its result with the new figures."""
-    method = available.load_folder(workspace.require(cell.stage, cell.key(cell.stage)).folder)
+    workspace.require(cell.stage, cell.key(cell.stage))
+    method = available.load_folder(workspace.folder(cell.stage, cell.key(cell.stage)))
     row = measure(method, problems, available.settings.eval.batch_size, progress).row
     tokens, seconds = row.contemplation_tokens_mean, row.seconds_mean
     return replace(result, accuracy=row.accuracy, mean_tokens=tokens, n=row.n, seconds=seconds)

@@ -1,6 +1,5 @@
 """Train φ, the generator of contemplation tokens (paper, section 4.1)."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -11,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from ccot_cli.config import AUTO, Settings, TrainPhiConfig, stage_config
 from ccot_cli.errors import DivergedError, MissingError, UsageError
-from ccot_cli.files import check_space, commit
+from ccot_cli.files import check_space
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import GoldExample
-from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train, write_lines
+from ccot_cli.models.training.checkpoints import load_checkpoint, save_checkpoint
+from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, read_lines, train, write_lines
 from ccot_cli.models.training.phi_joint import JointTraining
 from ccot_cli.models.training.phi_layerwise import LayerReport, stored_bytes, train_layerwise
 from ccot_cli.models.training.phi_report import PhiJudge, PhiReport
@@ -259,9 +258,8 @@ class _Job:
             ):
                 reports.append(report)
                 write_lines(log, [asdict(each) for each in reports])
-                with commit(checkpoint) as part:
-                    weights = {name: each.detach().contiguous() for name, each in self.adapters.parameters(PHI).items()}
-                    save_file({NUM_TRAINED: torch.tensor(len(reports)), **weights}, part)
+                weights = self.adapters.parameters(PHI)
+                save_checkpoint(checkpoint, {NUM_TRAINED: torch.tensor(len(reports)), **weights})
         return reports, self.theta.num_layers * per_layer
 
 
@@ -273,11 +271,11 @@ def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport
     """Load the weights of an interrupted run, if there was one, and return the reports of the layers it finished."""
     if not (log.exists() and checkpoint.exists()):
         return []
-    saved = load_file(checkpoint)
+    saved = load_checkpoint(checkpoint)
     # The log is written before the checkpoint, and may hold one layer more.
     num_trained = int(saved[NUM_TRAINED])
     with torch.no_grad():
         for name, parameter in adapters.named_parameters():
             if name in saved:
                 parameter.copy_(saved[name])
-    return [LayerReport(**json.loads(line)) for line in log.read_text().splitlines()][:num_trained]
+    return [LayerReport(**line) for line in read_lines(log)[:num_trained]]

@@ -16,7 +16,7 @@ from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_matching_theta
 from ccot_cli.stages.problems import read_problems
-from ccot_cli.workspace.artifact import ArtifactSpec
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, read_whole
 from ccot_cli.workspace.workspace import Workspace
 
 MOST_JUDGED = 256
@@ -42,11 +42,16 @@ def changed_figures(
     """
     if measured_with in ({}, caps(settings)):
         return {}
-    source, ready = workspace.require(PRECOMPUTE), workspace.require(spec.stage, spec.key)
-    ready.check()
+    source = workspace.require(PRECOMPUTE)
     adapters = Adapters(load_matching_theta(settings, source))
     held_out = [item.problem for item in read_problems(source) if item.is_validation]
-    accuracy, mean_tokens = validate(adapters, ready.folder, held_out, settings, progress)
+
+    def measure(ready: Artifact | None) -> tuple[float, float]:
+        ready = ready or workspace.require(spec.stage, spec.key)
+        ready.check()
+        return validate(adapters, ready.folder, held_out, settings, progress)
+
+    accuracy, mean_tokens = read_whole(workspace.folder(spec.stage, spec.key), measure)
     return {"validation_accuracy": accuracy, "mean_tokens": mean_tokens, "decoding": caps(settings)}
 
 

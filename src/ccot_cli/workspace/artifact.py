@@ -7,25 +7,29 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ccot_cli.config import PATH_SETTINGS, by_dotted_name
-from ccot_cli.errors import CorruptError, retrain_hint
+from ccot_cli.errors import CcotError, CorruptError, retrain_hint
 from ccot_cli.files import json_bytes, sha256_of, write_json
 from ccot_cli.version import __version__
 
 FORMAT = 1
 """Version of the layout on disk; an artifact of a later one is refused."""
 MANIFEST_FILE = "manifest.json"
+NEW, RETIRED = ".new", ".old"
+"""Suffixes of folders beside an artifact's: of one that will take its place, and of one whose place was taken."""
 SEAL = "sha256"
 """The manifest's entry with the hash of all others."""
 OTHER_BYTES = "does not hold the bytes that were written"
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -102,16 +106,26 @@ class Artifact:
     def open(cls, folder: Path) -> Self | None:
         """Read a folder's manifest; None if it has none.
 
+        While a new artifact takes an old one's place, there is a moment without a folder: then the old one is read
+        where it was put.
+
         Raises:
             CorruptError: if the manifest cannot be read, or has a newer format.
         """
-        try:
-            text = (folder / MANIFEST_FILE).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise CorruptError(f"{error.filename} cannot be read: {error.strerror}", fix="check who owns it") from None
-        return cls(folder, read_manifest(folder / MANIFEST_FILE, text))
+        # In the order in which the folders are renamed; if both moves happen during the first two looks, the third
+        # finds the new one.
+        for place in (folder, folder.with_name(folder.name + RETIRED), folder):
+            if place != folder and place.is_symlink():
+                continue  # No artifact is retired to a link; it could lead anywhere.
+            try:
+                text = (place / MANIFEST_FILE).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                fix = "check who owns it"
+                raise CorruptError(f"{error.filename} cannot be read: {error.strerror}", fix=fix) from None
+            return cls(place, read_manifest(place / MANIFEST_FILE, text))
+        return None
 
     @property
     def name(self) -> str:
@@ -142,18 +156,20 @@ class Artifact:
         paths = {self.path(name): record.size for name, record in self.manifest.files.items()}
         return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
-    def check(self) -> None:
-        """Read every file, before what it holds is used.
+    def check(self, *names: str) -> None:
+        """Read files, all if none is named, before what they hold is used.
 
         Raises:
             CorruptError: if one is not as the manifest says.
         """
-        for path, reason in self.damaged():
+        for path, reason in self.damaged(*names):
             raise CorruptError(f"{path} {reason}", fix=retrain_hint(self.folder))
 
-    def damaged(self) -> Iterator[tuple[Path, str]]:
-        """Read every file; yield the path of each that is not as the manifest says, and what is wrong with it."""
+    def damaged(self, *names: str) -> Iterator[tuple[Path, str]]:
+        """Read files, all if none is named; yield the path of each that is not as the manifest says, and why."""
         for name, record in self.manifest.files.items():
+            if names and name not in names:
+                continue
             path = self.path(name)
             if not path.is_file():
                 yield path, "is missing"
@@ -165,6 +181,27 @@ class Artifact:
                         yield path, OTHER_BYTES
                 except OSError as error:
                     yield path, f"cannot be read: {error.strerror}"
+
+
+def read_whole(folder: Path, read: Callable[[Artifact | None], Read]) -> Read:
+    """Read several files of an artifact; if another one takes its place meanwhile, read that one from the start.
+
+    Args:
+        folder: Where the artifact is.
+        read: Reads all that is needed of the artifact that it is given; None if there is none.
+    """
+    while True:
+        artifact = Artifact.open(folder)
+        try:
+            result = read(artifact)
+        except (CcotError, OSError):
+            if Artifact.open(folder) == artifact:
+                raise
+        else:
+            # Equal manifests hold equal hashes of all files, so it does not matter if the folder was moved.
+            current = Artifact.open(folder)
+            if (current and current.manifest) == (artifact and artifact.manifest):
+                return result
 
 
 def draft_manifest(spec: ArtifactSpec, command: tuple[str, ...]) -> Manifest:
@@ -243,6 +280,7 @@ def now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {"ccot": __version__, "python": platform.python_version()}
     for library in ("torch", "transformers", "peft"):

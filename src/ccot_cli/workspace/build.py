@@ -1,18 +1,27 @@
 """Make an artifact: reuse what an interrupted attempt has finished, and put the result in place in one step."""
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from ccot_cli.errors import CorruptError
 from ccot_cli.files import PART, flush_to_disk, set_usual_mode, sha256_of, write_json
-from ccot_cli.workspace.artifact import MANIFEST_FILE, Artifact, FileRecord, Manifest, now, write_manifest
+from ccot_cli.workspace.artifact import (
+    MANIFEST_FILE,
+    NEW,
+    RETIRED,
+    Artifact,
+    FileRecord,
+    Manifest,
+    now,
+    write_manifest,
+)
 
 BUILDING_FILE = "building.json"
-NEW, RETIRED = ".new", ".old"
-"""Suffixes of folders beside an artifact's: of one that will replace it, and of one that was replaced."""
 
 
 @dataclass
@@ -20,6 +29,8 @@ class Build:
     """An artifact that is being made."""
 
     folder: Path
+    draft: Manifest
+    """The manifest to be, with the files that are hashed so far: what is resumed is checked against it."""
     is_resumed: bool
     """Whether the folder holds work that an earlier attempt at the same artifact has finished."""
     summary: dict[str, Any] = field(default_factory=dict)
@@ -29,9 +40,27 @@ class Build:
     """Stamp and hash of files that were hashed early."""
 
     def hash_early(self, path: Path) -> None:
-        """Hash a finished file while others are still being made, so that `finish` need not read it."""
+        """Hash a finished file while others are still being made, so that `finish` need not read it.
+
+        The hash is written down too: if this attempt is interrupted, the next one reuses the file only if it fits.
+        """
         stamp = _stamp(path)  # Taken first, so that a change during the reading shows.
         self._hashes[path] = stamp, sha256_of(path)
+        name = path.relative_to(self.folder).as_posix()
+        self.draft.files[name] = FileRecord(sha256=self._hashes[path][1], size=stamp[1])
+        write_json(self.folder / BUILDING_FILE, self.draft.model_dump(mode="json"))
+
+    def drop_unknown(self) -> None:
+        """Remove what an interrupted attempt has left and no hash vouches for."""
+        for path in self.folder.iterdir():
+            if path not in self._hashes and path.name != BUILDING_FILE:
+                remove(path)
+
+    def remember(self, records: Mapping[str, FileRecord]) -> None:
+        """Take over the hashes of files that were checked against them just now."""
+        for name, record in records.items():
+            path = self.folder / name
+            self._hashes[path] = _stamp(path), record.sha256
 
     def _hash(self, path: Path) -> str:
         stamp, known = self._hashes.get(path, (None, ""))
@@ -42,23 +71,11 @@ class Build:
         self._scratch.append(self.folder / name)
         return self._scratch[-1]
 
-    def finish(self, draft: Manifest, folder: Path) -> None:
-        """Flush all files to the disk, move the build to `folder`, and then write the manifest.
-
-        An artifact that was in `folder` is removed once the new one is complete.
-        """
-        manifest = draft.model_copy(update={"files": self._records(), "created": now(), "summary": self.summary})
-        temporary = [path.relative_to(self.folder) for path in (*self._scratch, self.folder / BUILDING_FILE)]
-        retired = folder.with_name(folder.name + RETIRED)
-        if self.folder != folder:
-            remove(retired)
-            if folder.exists():
-                folder.rename(retired)
-            self.folder.rename(folder)
-            flush_to_disk(folder.parent)
-        write_manifest(folder / MANIFEST_FILE, manifest)
-        for path in (retired, *(folder / name for name in temporary)):
-            remove(path)
+    def finish(self, folder: Path) -> None:
+        """Flush all files to the disk, write the manifest, and settle the build in `folder`."""
+        manifest = self.draft.model_copy(update={"files": self._records(), "created": now(), "summary": self.summary})
+        write_manifest(self.folder / MANIFEST_FILE, manifest)
+        settle(folder)
 
     def _records(self) -> dict[str, FileRecord]:
         """Flush all files and folders to the disk, and return the records of the files of the result."""
@@ -77,44 +94,98 @@ class Build:
         return is_scratch or path.suffix == PART or path == self.folder / BUILDING_FILE
 
 
-def open_folder(folder: Path, draft: Manifest, old: Artifact | None) -> bool:
+def open_folder(folder: Path, draft: Manifest, old: Artifact | None, damaged: Sequence[Path]) -> Build:
     """Prepare a folder to build in: remove from it what the new build cannot reuse.
 
     Args:
         draft: Manifest of the artifact that will be built.
-        old: The finished artifact of that folder, if there is one. If it was made from the same settings and inputs,
-            its damaged files are removed and the others are reused.
-
-    Returns:
-        Whether anything is reused.
+        old: The finished artifact of the folder, if the build makes its damaged files again and reuses the others.
+        damaged: These files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    useless = [path for path, _ in old.damaged()] if old and old.manifest.spec.request == draft.spec.request else []
     unfinished = read_draft(folder)
-    is_resumed = bool(useless) or (unfinished is not None and unfinished.spec.request == draft.spec.request)
-    if not is_resumed:
+    known = dict(old.manifest.files) if old else {}
+    is_resumed = old is not None
+    if unfinished and unfinished.spec.request == draft.spec.request:
+        is_resumed = True
+        known |= unfinished.files
+        damaged = [*damaged, *(path for path, _ in Artifact(folder, unfinished).damaged())]
+    if is_resumed:
+        # A killed process leaves partial files: ours, and hidden ones that safetensors writes beside them.
+        partial = [path for path in folder.iterdir() if path.suffix == PART or path.name.startswith(".")]
+        useless = [*damaged, *partial]
+    else:
         # The manifest goes first: an artifact without its files must not seem to exist.
         (folder / MANIFEST_FILE).unlink(missing_ok=True)
         useless = list(folder.iterdir())
-    else:
-        # A killed process leaves partial files: ours, and hidden ones that safetensors writes beside them.
-        useless += [path for path in folder.iterdir() if path.suffix == PART or path.name.startswith(".")]
     for path in useless:
         remove(path)
-    write_json(folder / BUILDING_FILE, draft.model_dump(mode="json"))
+    sound = {name: record for name, record in known.items() if (folder / name).exists()}
+    build = Build(folder, draft.model_copy(update={"files": sound}), is_resumed)
+    build.remember(sound)
+    write_json(folder / BUILDING_FILE, build.draft.model_dump(mode="json"))
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
-    return is_resumed
+    return build
 
 
-def left_over(artifact: Artifact) -> list[Path]:
-    """Return what a process that was killed after it had written the manifest has left of its work."""
-    folder = artifact.folder
-    if not (folder / BUILDING_FILE).exists():
-        return []
-    kept = {MANIFEST_FILE, BUILDING_FILE, *(name.split("/")[0] for name in artifact.manifest.files)}
-    others = [path for path in folder.iterdir() if path.name not in kept]
-    # The draft goes last, because it tells that there is something to remove.
-    return [folder.with_name(folder.name + RETIRED), *others, folder / BUILDING_FILE]
+def settle(folder: Path) -> None:
+    """Move a finished replacement to its artifact's folder, then remove what was needed only while it was made.
+
+    It ends whatever a killed process has begun of this. At every moment `Artifact.open` finds the old artifact or the
+    new one, whole.
+
+    Raises:
+        CorruptError: if the manifest in the folder cannot be read.
+    """
+    new, retired = replacement_folder(folder), folder.with_name(folder.name + RETIRED)
+    if _is_finished(new):
+        _move_aside(folder)
+        new.rename(folder)
+        flush_to_disk(folder.parent)
+    artifact = Artifact.open(folder)
+    if artifact is None:
+        return
+    if artifact.folder == retired:  # A process was killed between the moves, and then the replacement was lost.
+        remove(folder)
+        retired.rename(folder)
+    _remove_artifact(retired)
+    if (folder / BUILDING_FILE).exists():
+        kept = {MANIFEST_FILE, BUILDING_FILE, *(name.split("/")[0] for name in artifact.manifest.files)}
+        # The draft goes last, because it tells that there is something to remove.
+        others = [path for path in folder.iterdir() if path.name not in kept]
+        for path in (*others, folder / BUILDING_FILE):
+            remove(path)
+
+
+def is_settled(folder: Path) -> bool:
+    """Tell whether `settle` has nothing to do."""
+    retired = folder.with_name(folder.name + RETIRED)
+    is_cleaned = not ((folder / MANIFEST_FILE).exists() and (folder / BUILDING_FILE).exists())
+    return is_cleaned and not retired.exists() and not _is_finished(replacement_folder(folder))
+
+
+def _is_finished(new: Path) -> bool:
+    try:
+        return Artifact.open(new) is not None
+    except CorruptError:
+        return False
+
+
+def _move_aside(folder: Path) -> None:
+    """Retire the artifact of a folder; if there is none, remove what is there."""
+    retired = folder.with_name(folder.name + RETIRED)
+    if (folder / MANIFEST_FILE).exists():
+        _remove_artifact(retired)
+        folder.rename(retired)
+    else:
+        remove(folder)
+
+
+def _remove_artifact(folder: Path) -> None:
+    """Remove a folder; its manifest goes first, because an artifact without its files must not seem to exist."""
+    if not folder.is_symlink():
+        (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    remove(folder)
 
 
 def replacement_folder(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ccot_cli.errors import BusyError, UsageError
-from ccot_cli.files import write_json
+from ccot_cli.files import is_full, no_room, write_json
 from ccot_cli.workspace.artifact import now
 
 LOCK_FILE = ".lock"
@@ -24,6 +24,7 @@ def lock(root: Path, command: tuple[str, ...]) -> Iterator[None]:
     Raises:
         BusyError: if another process holds it.
         UsageError: if the workspace cannot be written to.
+        ResourceError: if the disk is full.
     """
     # Imported here because it imports asyncio, and most commands take no lock.
     from filelock import FileLock, Timeout
@@ -34,6 +35,8 @@ def lock(root: Path, command: tuple[str, ...]) -> Iterator[None]:
     except Timeout:
         raise _busy(root) from None
     except OSError as error:
+        if is_full(error):
+            raise no_room(root / LOCK_FILE, 0, error) from None
         raise UsageError(f"cannot write to {root}: {error.strerror}", fix="work on a copy of it") from None
     try:
         write_json(holder, _this_process(command))

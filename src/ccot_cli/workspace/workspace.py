@@ -20,29 +20,30 @@ from typing import Literal, NamedTuple, Self, get_args
 
 from ccot_cli.config import PATH_SETTINGS, Settings, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
-from ccot_cli.files import commit
+from ccot_cli.files import absolute, commit, naming_what_does_not_fit
 from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES, BaselineName
 from ccot_cli.presets import preset_text
 from ccot_cli.settings_file import load_settings
 from ccot_cli.workspace.artifact import (
     MANIFEST_FILE,
+    NEW,
+    RETIRED,
     Artifact,
     ArtifactSpec,
     Manifest,
     differing_settings,
     draft_manifest,
     has_moved,
+    read_whole,
 )
 from ccot_cli.workspace.build import (
     BUILDING_FILE,
-    NEW,
-    RETIRED,
     Build,
-    left_over,
+    is_settled,
     open_folder,
     read_draft,
-    remove,
     replacement_folder,
+    settle,
 )
 from ccot_cli.workspace.lock import describe_builder, lock
 
@@ -126,8 +127,16 @@ class Workspace:
 
     @property
     def cache(self) -> Path:
-        """Folder of files that may be deleted at any time, because they can be made again."""
-        return self.root / CACHE_FOLDER
+        """Folder of files that may be deleted at any time, because they can be made again.
+
+        Raises:
+            CorruptError: if a link leads out of the workspace.
+        """
+        return self._refuse_leading_out(self.root / CACHE_FOLDER)
+
+    def cached_queries(self) -> list[Path]:
+        """Return the paths of the cached queries, whatever they were made from."""
+        return sorted(self.cache.glob("queries-*"))
 
     def cache_bytes(self) -> int:
         """Return the size of the cache in bytes."""
@@ -148,7 +157,10 @@ class Workspace:
         """
         if stage not in STAGES or (key is not None and (key != Path(key).name or key in ("", ".."))):
             raise ValueError(f"no folder for stage {stage!r} with key {key!r}")
-        folder = self.root / stage / (key or "")
+        return self._refuse_leading_out(self.root / stage / (key or ""))
+
+    def _refuse_leading_out(self, folder: Path) -> Path:
+        """Return a folder of the workspace, unless a link leads out of it: nothing is written or removed elsewhere."""
         if not folder.resolve().is_relative_to(self.root.resolve()):
             raise CorruptError(f"{folder} leads out of the workspace", fix="replace the link by a folder")
         return folder
@@ -161,8 +173,11 @@ class Workspace:
     def finished(self, stage: str) -> list[str | None]:
         """Return the keys of a stage's finished artifacts, stale ones too; `[None]` for a stage without keys."""
         folder = self.folder(stage)
-        keys = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}") if path.parent.suffix != RETIRED)
-        return [None, *keys] if (folder / MANIFEST_FILE).is_file() else list(keys)
+        names = {path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}")}
+        # A kill may have left an artifact where it was retired to; a replacement is none yet.
+        keys = sorted({name.removesuffix(RETIRED) for name in names if not name.endswith(NEW)})
+        places = (folder, folder.with_name(folder.name + RETIRED))
+        return [None, *keys] if any((place / MANIFEST_FILE).is_file() for place in places) else list(keys)
 
     def unfinished(self, stage: str) -> list[str]:
         """Return the keys of a stage's artifacts of which only a part was made."""
@@ -199,13 +214,16 @@ class Workspace:
         Raises:
             CorruptError: if a manifest cannot be read.
         """
+        return read_whole(self.folder(stage, key), lambda _: self._state(stage, key, settings or self.settings))
+
+    def _state(self, stage: str, key: str | None, settings: Settings) -> State:
         artifact = self.artifact(stage, key)
         if artifact is None:
             is_begun = self._begun(stage, key) is not None
             if is_begun and (builder := describe_builder(self.root, stage)):
                 return State("being made", builder)
             return State("missing", "interrupted; the same command resumes it" if is_begun else "")
-        changes = [*_changed_settings(artifact.manifest, settings or self.settings), *self._changed_inputs(artifact)]
+        changes = [*_changed_settings(artifact.manifest, settings), *self._changed_inputs(artifact)]
         if not changes and not artifact.is_complete():
             changes = ["a file is missing or has another size"]
         return State("stale", "; ".join(changes)) if changes else State("ready")
@@ -217,6 +235,9 @@ class Workspace:
             MissingError: if it is missing, or made from inputs that have changed.
             CorruptError: if a manifest cannot be read, or a file is missing or has another size.
         """
+        return read_whole(self.folder(stage, key), lambda _: self._require(stage, key))
+
+    def _require(self, stage: str, key: str | None) -> Artifact:
         artifact = self.artifact(stage, key)
         if artifact is None:
             raise self._missing(stage, key)
@@ -238,12 +259,11 @@ class Workspace:
             UsageError: if the artifact, finished or interrupted, differs only in settings that its command line gave
                 and this one does not. A command that merely forgot an option must not replace the work of hours.
         """
+        folder = self.folder(spec.stage, spec.key)
+        self._settle(folder)
         if match := self.matching(spec):
-            if not match.is_complete():
-                return None
-            self._remove_left_over(match)
-            return match
-        artifact, folder = self.artifact(spec.stage, spec.key), self.folder(spec.stage, spec.key)
+            return match if match.is_complete() else None
+        artifact = self.artifact(spec.stage, spec.key)
         for manifest in (artifact.manifest if artifact else None, self._begun(spec.stage, spec.key, has_work=True)):
             if manifest is None:
                 continue
@@ -261,12 +281,11 @@ class Workspace:
         artifact = self.artifact(spec.stage, spec.key)
         return artifact if artifact and artifact.manifest.spec.request == spec.request else None
 
-    def _remove_left_over(self, artifact: Artifact) -> None:
-        """Finish the clean-up of a finished artifact, unless another process works here or the folder is read-only."""
-        if left_over(artifact):
+    def _settle(self, folder: Path) -> None:
+        """End what a killed process has begun, unless another process works here or the folder is read-only."""
+        if not is_settled(folder):
             with suppress(BusyError, UsageError), lock(self.root, self.typed):
-                for path in left_over(artifact):
-                    remove(path)
+                settle(folder)
 
     def refuse_while_busy(self) -> None:
         """Raise early, before anything slow is loaded, if another process works on this workspace.
@@ -288,28 +307,45 @@ class Workspace:
             say: Told in a line if the work of an interrupted attempt is of no use and will be deleted.
 
         Raises:
-            BusyError: if another process works on this workspace.
+            BusyError: if another process works on this workspace, or has changed an input since it was read.
             UsageError: if the workspace cannot be written to.
+            ResourceError: if the disk is full.
         """
         folder = self.folder(spec.stage, spec.key)
+        self._refuse_leading_out(replacement_folder(folder))
         draft = draft_manifest(spec, _repeatable(self.typed))
         with lock(self.root, self.typed):
+            if changes := self._changed_since(spec.inputs, spec.key):
+                raise BusyError(f"another process has changed what is read: {changes[0]}", fix="run it again")
+            settle(folder)
             old = self.artifact(spec.stage, spec.key)
-            is_replaced = old is not None and old.manifest.spec.request != spec.request
-            # A process that was killed while it moved its work into place may have left it beside the folder.
-            is_left_over = old is None and replacement_folder(folder).exists()
-            build_folder = replacement_folder(folder) if is_replaced or is_left_over else folder
+            is_same = old is not None and old.manifest.spec.request == spec.request
+            damaged = [path for path, _ in old.damaged()] if old and is_same else []
+            # What was interrupted before its manifest was written may be beside the folder.
+            is_beside = old is None and replacement_folder(folder).exists()
+            # Only what is damaged is made again where it is; anything else stays in use until the new one is whole.
+            is_in_place = bool(damaged) or (old is None and not is_beside)
+            build_folder = folder if is_in_place else replacement_folder(folder)
             if useless := self._useless_work(spec):
                 say(useless)
-            build = Build(build_folder, open_folder(build_folder, draft, None if is_replaced else old))
-            yield build
-            build.finish(draft, folder)
+            with naming_what_does_not_fit(build_folder):
+                build = open_folder(build_folder, draft, old if is_in_place else None, damaged)
+                yield build
+                build.finish(folder)
+
+    def is_outdated(self, draft: Manifest) -> bool:
+        """Tell whether an attempt was begun with settings or inputs that have changed since."""
+        return bool(_changed_settings(draft, self.settings) or self._changed_since(draft.inputs, draft.key))
 
     def _changed_inputs(self, artifact: Artifact) -> list[str]:
         """Describe the inputs, and inputs of inputs, that are no longer those that it was made from."""
+        return self._changed_since(artifact.manifest.inputs, artifact.manifest.key)
+
+    def _changed_since(self, inputs: Mapping[str, str], key: str | None) -> list[str]:
+        """Do so for the inputs, by name, of an artifact with this key."""
         changes = []
-        for name, fingerprint in artifact.manifest.inputs.items():
-            current = self._input(name, artifact.manifest.key)
+        for name, fingerprint in inputs.items():
+            current = self._input(name, key)
             if current is None:
                 continue  # A deleted input has not changed: hidden states may be deleted after training.
             if current.fingerprint != fingerprint:
@@ -379,6 +415,11 @@ class Workspace:
         return self.command(stage, *([method] if method else []), *options)
 
 
+def queries_prefix(source: Artifact) -> str:
+    """Return how the names of the cached queries of this `precompute` artifact begin."""
+    return f"queries-{source.fingerprint[:12]}-"
+
+
 def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
     changed = differing_settings(manifest.config, stage_config(settings, manifest.stage))
     return [
@@ -410,7 +451,7 @@ def _repeatable(typed: tuple[str, ...]) -> tuple[str, ...]:
     previous = ""
     for word in typed:
         if previous in ("--data", "--model") and Path(word).exists():
-            word = str(Path(word).resolve())
+            word = str(absolute(Path(word)))
         if not {previous, word} & {"-w", "--workspace"} and not word.startswith("--workspace="):
             words.append(word)
         previous = word

@@ -1,7 +1,9 @@
 """φ and ψ as adapters on θ, against PEFT itself."""
 
 import gc
-import json
+import os
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -86,14 +88,35 @@ def test_saved_and_loaded_gives_the_same_logits(theta: Theta, tmp_path: Path) ->
     assert torch.equal(logits(theta), expected)
 
 
-def test_the_saved_description_is_the_same_in_every_process(llama: Theta, tmp_path: Path) -> None:
-    """A set's order differs from process to process, and manifests hash this file."""
-    adapters = Adapters(llama)
-    adapters.add(PHI, rank=2, alpha=2, seed=0)
-    adapters.save(PHI, tmp_path)
-    modules = json.loads((tmp_path / PHI / "adapter_config.json").read_text())["target_modules"]
-    assert len(modules) == 7
-    assert modules == sorted(modules)
+def test_every_process_writes_the_same_bytes(tmp_path: Path) -> None:
+    """A set's order differs from process to process, and manifests hash what is saved."""
+    code = (
+        "import sys, torch; from pathlib import Path; from ccot_cli.models.base.adapters import Adapters\n"
+        "from ccot_cli.models.base.random_model import random_theta\n"
+        "theta = random_theta('1x64', device=torch.device('cpu'), dtype=torch.float32)\n"
+        "adapters = Adapters(theta); adapters.add('phi', rank=2, alpha=2, seed=0)\n"
+        "adapters.save('phi', Path(sys.argv[1]))\n"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / seed)], env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    ]
+    assert [each.wait() for each in started] == [0, 0]
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / seed / PHI).iterdir()} for seed in ("1", "2")
+    )
+    assert sorted(first) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert first == second
+
+
+def test_an_adapters_files_follow_the_umask(llama: Theta, tmp_path: Path) -> None:
+    adapters = both(llama)
+    before = os.umask(0o027)
+    try:
+        adapters.save(PHI, tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / PHI).iterdir()} == {0o640}
 
 
 def test_plain_peft_loads_what_was_saved(theta: Theta, make_theta: MakeTheta, tmp_path: Path) -> None:
@@ -106,7 +129,9 @@ def test_plain_peft_loads_what_was_saved(theta: Theta, make_theta: MakeTheta, tm
     torch.testing.assert_close(plain(input_ids=IDS).logits, expected)
 
 
-@pytest.mark.parametrize("fault", ["missing", "extra", "misshapen", "not finite", "truncated", "no settings"])
+@pytest.mark.parametrize(
+    "fault", ["missing", "extra", "misshapen", "not finite", "truncated", "no settings", "no alpha"]
+)
 def test_a_damaged_adapter_is_refused(llama: Theta, tmp_path: Path, fault: str) -> None:
     adapters = both(llama)
     adapters.save(PHI, tmp_path)
@@ -126,6 +151,9 @@ def test_a_damaged_adapter_is_refused(llama: Theta, tmp_path: Path, fault: str) 
         path.write_bytes(path.read_bytes()[:-10])
     elif fault == "no settings":
         (tmp_path / PHI / "adapter_config.json").unlink()
+    elif fault == "no alpha":
+        settings = tmp_path / PHI / "adapter_config.json"
+        settings.write_text(settings.read_text().replace('"lora_alpha": 8', '"lora_alpha": NaN'))
     with pytest.raises(CorruptError, match=r"adapter .*phi"):
         adapters.load(PHI, tmp_path / PHI)
 

@@ -74,3 +74,12 @@ def test_an_index_names_only_safetensors_files_of_its_folder(folder: Path, named
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, named)}))
     with pytest.raises(CorruptError, match="no safetensors file beside it"):
         load_theta(ModelConfig(name=str(folder)))
+
+
+def test_a_tokenizer_that_names_no_end_of_text_is_refused(folder: Path) -> None:
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    with pytest.raises(CorruptError, match="names no token that ends a text") as caught:
+        load_theta(ModelConfig(name=str(folder)))
+    assert "eos_token" in caught.value.fix

@@ -9,7 +9,6 @@ Gradients reach A and B through the merge. θ's own matrices are never changed: 
 drift (see `_merge`).
 """
 
-import json
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ccot_cli.errors import CorruptError, retrain_hint
+from ccot_cli.files import set_usual_mode, strict_json
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
 
@@ -115,10 +115,12 @@ class Adapters:
             CorruptError: if a file is damaged, or a tensor is missing, unknown, of a wrong shape or not finite.
         """
         try:
-            settings = json.loads((folder / "adapter_config.json").read_text())
+            settings = strict_json((folder / "adapter_config.json").read_bytes())
             saved = load_file(folder / "adapter_model.safetensors")
             rank, alpha = settings["r"], settings["lora_alpha"]
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            if not all(type(number) is int and number > 0 for number in (rank, alpha)):
+                raise ValueError(f"rank {rank!r} or alpha {alpha!r} is no positive number")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=retrain_hint(folder.parent)) from error
         self.add(name, rank=rank, alpha=alpha, seed=0)
         self._check(folder, saved, self.state(name))
@@ -149,6 +151,8 @@ class Adapters:
         self.peft.save_pretrained(str(folder), selected_adapters=[name])
         for written in (folder, folder / name):  # PEFT's model card, an empty form
             (written / "README.md").unlink(missing_ok=True)
+        for path in (folder / name).iterdir():
+            set_usual_mode(path)
 
     @property
     def peft(self) -> PeftModel:

@@ -60,6 +60,11 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
             # Gradients of states would be too small for float16. Loaded again rather than cast, because a cast would
             # round the frequencies of the positions too.
             model, _ = load(dtype=torch.bfloat16)
+        if tokenizer.eos_token_id is None:
+            raise CorruptError(
+                f"the tokenizer of {config.name} names no token that ends a text",
+                fix="set eos_token in its tokenizer_config.json",
+            )
     except SafetensorError as error:
         raise CorruptError(f"the weights of {config.name} cannot be read: {error}", fix=_FETCH_AGAIN) from error
     except (OSError, ValueError) as error:

@@ -6,7 +6,6 @@ classifier in `end.safetensors`. All methods decode greedily, in batches.
 Dimensions: B batch.
 """
 
-import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from decimal import Decimal
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -23,13 +22,13 @@ from torch import Tensor
 from ccot_cli.config import DecodingConfig
 from ccot_cli.data.answers import read_after_marker
 from ccot_cli.errors import CorruptError, retrain_hint
-from ccot_cli.files import write_json
+from ccot_cli.files import strict_json, write_json
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
-from ccot_cli.names import MethodName
+from ccot_cli.names import MethodName, parse_ratio
 
 METHOD_FILE = "method.json"
 
@@ -124,12 +123,18 @@ class MethodInfo:
         """Read `method.json` of a trained folder.
 
         Raises:
-            CorruptError: if the file is missing or damaged.
+            CorruptError: if the file is missing or damaged, or names no method or no ratio.
         """
         try:
-            return cls(**json.loads((folder / METHOD_FILE).read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            info = cls(**strict_json((folder / METHOD_FILE).read_bytes()))
+            parse_ratio(info.ratio)
+            if info.name not in get_args(MethodName):
+                raise ValueError(f"there is no method {info.name!r}")
+            if not all(type(count) is int and count >= 0 for count in (info.autoregressive_layer, info.num_tokens)):
+                raise ValueError("a number of layers or tokens is none")
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CorruptError(f"{folder / METHOD_FILE} cannot be read: {error}", fix=retrain_hint(folder)) from error
+        return info
 
 
 class Clock:

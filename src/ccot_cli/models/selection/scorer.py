@@ -39,10 +39,11 @@ class Scorer(nn.Module):
         scores_BM1: Tensor = self.layers(self.norm(states_BMD).float())
         return scores_BM1[..., 0]
 
-    def save(self, folder: Path) -> None:
-        """Write the weights, without θ's norm, into a folder."""
+    def save(self, folder: Path) -> Path:
+        """Write the weights, without θ's norm, into a folder, and return the path of the file."""
         tensors = {name: each.detach().cpu().contiguous() for name, each in self.layers.state_dict().items()}
         save_file(tensors, folder / FILE_NAME)
+        return folder / FILE_NAME
 
     @classmethod
     def load(cls, theta: Theta, kind: Literal["linear", "mlp"], folder: Path) -> "Scorer":

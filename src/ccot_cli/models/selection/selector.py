@@ -69,16 +69,19 @@ class Selector:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         return POSITIONAL[self.name](num_chain, kept, generator)
 
-    def save(self, folder: Path) -> None:
-        """Write the selector into a folder."""
+    def save(self, folder: Path) -> list[Path]:
+        """Write the selector into a folder, and return the paths of its files."""
         fields = {"name": self.name, "ratio": f"{self.ratio:f}", "seed": self.seed}
+        files = [folder / FILE_NAME]
         if self.scores_V is not None:
             save_file({"scores": self.scores_V.contiguous()}, folder / SCORES_FILE)
             fields["rounds"] = self.rounds
+            files.append(folder / SCORES_FILE)
         if self.scorer is not None:
-            self.scorer.save(folder)
+            files.append(self.scorer.save(folder))
             fields |= {"layer": self.layer, "scorer": self.scorer.kind}
         write_json(folder / FILE_NAME, fields)
+        return files
 
     @classmethod
     def load(cls, theta: Theta, folder: Path) -> "Selector":

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ccot_cli.data.batches import bucketed
-from ccot_cli.files import commit
+from ccot_cli.files import commit, strict_json
+from ccot_cli.models.training.checkpoints import damaged_checkpoint, save_checkpoint
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.progress import Progress
 from ccot_cli.signals import delayed_stop
@@ -126,13 +126,14 @@ def train(
     Raises:
         DivergedError: if several steps in a row, or the last one, are not finite.
         ResourceError: if a single example does not fit into memory.
+        CorruptError: if the checkpoint or the log of an interrupted run is damaged.
     """
     optimiser, epoch = training.optimiser, training.steps_per_epoch
     lines: list[dict[str, Any]] = []
     if checkpoint.exists():
         optimiser.resume(checkpoint)
         # The log is written first, so it may have more steps than the checkpoint.
-        lines = [json.loads(line) for line in log.read_text().splitlines()][: optimiser.step_count]
+        lines = read_lines(log)[: optimiser.step_count]
         progress.say(f"resumed after step {optimiser.step_count:,}")
     with (
         progress.task(label, total=optimiser.num_steps, unit="steps", done=optimiser.step_count) as advance,
@@ -154,8 +155,7 @@ def train(
             is_stopping = is_stop_asked()
             if is_stopping or step % checkpoint_steps == 0 or step == optimiser.num_steps:
                 write_lines(log, lines)
-                with commit(checkpoint) as part:
-                    save_file(optimiser.state(), part)
+                save_checkpoint(checkpoint, optimiser.state())
             if is_stopping:
                 break
     optimiser.restore()
@@ -177,3 +177,15 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     """Write JSON lines; an interrupted call leaves the file as it was."""
     with commit(path) as part:
         part.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines.
+
+    Raises:
+        CorruptError: if they are not such as `write_lines` writes.
+    """
+    try:
+        return [dict(strict_json(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, TypeError):
+        raise damaged_checkpoint(path) from None

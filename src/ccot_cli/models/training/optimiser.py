@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
 from ccot_cli.errors import DivergedError
 from ccot_cli.models.base.memory import does_not_fit, is_out_of_memory, release
+from ccot_cli.models.training.checkpoints import load_checkpoint
 from ccot_cli.names import OptimiserName
 
 PartLoss = Callable[[Sequence[int], Sequence[int]], Tensor]
@@ -263,7 +263,7 @@ class Optimiser:
 
     def resume(self, path: Path) -> None:
         """Restore a saved state; on a CPU, training then continues bit for bit."""
-        tensors = load_file(path)
+        tensors = load_checkpoint(path)
         self.step_count = int(tensors.pop("step"))
         for name, parameter in self.parameters.items():
             with torch.no_grad():
