@@ -23,7 +23,7 @@ TABLE = thoughts_table(THOUGHTS, layer=5, num_layers=8)
 
 def test_a_row_has_the_words_that_fit_and_how_the_number_follows() -> None:
     assert TABLE[0] == ("", "at index L = 8", "at index l = 5", "END", "norm", "verified")
-    assert TABLE[1] == ("1", "19 0.98  20  '\\n'  [b]  21", "20 0.01  '\\n'  [b]", "0.00", "12.3", "12 + 7 = 19")
+    assert TABLE[1] == ("1", "19 0.98  20  '\\n'  [b]  21", "20 0.01  '\\n'", "0.00", "12.3", "12 + 7 = 19")
     assert TABLE[2][3:] == ("1.00", "98765", "1234.5 * 1000 …")
     assert TABLE[2][1] == "antidisestablishment… 1.00"
     assert TABLE[3][5] == "no"

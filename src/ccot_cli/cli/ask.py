@@ -100,7 +100,7 @@ def ask(
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?"
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --ratio 0.2
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --method cot
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. Mia uses 4 of the pens. How many pens does Mia have?" --show-thoughts
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
     ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     ccot problems --limit 20 --format json | ccot ask --input -
