@@ -10,6 +10,7 @@ from ccot_cli.models.methods.method import Reply
 from ccot_cli.stages.ask import AskResult
 from ccot_cli.stages.evaluate import EvalResult, EvalRow, Pair
 from ccot_cli.stages.statistics import Proportion
+from ccot_cli.stages.thoughts import CheckedThought, Verification
 
 
 def test_the_page_of_commands_is_what_their_help_says() -> None:
@@ -31,7 +32,12 @@ def test_what_the_documents_point_to_is_there() -> None:
 def test_the_page_of_fields_has_all_that_ask_and_eval_print() -> None:
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     asked, evaluated = page.split("## `ccot eval`")
-    printed = {field.name for field in fields(AskResult)} - {"text", "outside"}
+    printed = {field.name for kind in (AskResult, CheckedThought) for field in fields(kind)} - {"text", "outside"}
     assert {name for name in printed if f"`{name}`" not in asked} == set()
-    printed = {field.name for kind in (EvalResult, EvalRow, Proportion, Pair, Traits, Reply) for field in fields(kind)}
+    printed = {
+        field.name
+        for kind in (EvalResult, EvalRow, Verification, Proportion, Pair, Traits, Reply)
+        for field in fields(kind)
+    }
+    printed -= {"thoughts"}
     assert {name for name in printed if f"`{name}`" not in evaluated and f"`.{name}`" not in evaluated} == set()

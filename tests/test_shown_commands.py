@@ -17,7 +17,14 @@ from ccot_cli.names import EMBEDDED
 from ccot_cli.stages import problems
 from ccot_cli.workspace.workspace import Workspace
 
-PAGES = ("README.md", "docs/tutorial.md", "docs/own-model.md", "docs/troubleshooting.md", "docs/json.md")
+PAGES = (
+    "README.md",
+    "docs/tutorial.md",
+    "docs/own-model.md",
+    "docs/inspect.md",
+    "docs/troubleshooting.md",
+    "docs/json.md",
+)
 
 ANSWERS = {
     "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?": "19",

@@ -226,3 +226,44 @@ def test_a_terminal_is_told_what_is_loaded(
     assert "0 of 1 question" in err
     monkeypatch.setenv("TERM", "dumb")
     assert output(capsys, "ask", QUESTION)[1] == ""
+
+
+def test_thoughts_stand_under_the_answer_and_in_json_on_request(trained: Path, capsys: Output) -> None:
+    answer, _ = output(capsys, "ask", QUESTION)
+    out, err = output(capsys, "ask", QUESTION, "--show-thoughts")
+    head, *rows, verdict = err.splitlines()
+    assert out == answer
+    assert head.split() == ["at", "index", "L", "=", "4", "at", "index", "l", "=", "2", "END", "norm", "verified"]
+    assert verdict in ("the answer is verified", "the answer is not verified")
+    assert max(map(len, err.splitlines())) <= 80
+    for engine in ("fast", "reference"):
+        out, err = output(capsys, "ask", QUESTION, "--show-thoughts", "--format", "json", "--engine", engine)
+        fields = json.loads(out)
+        assert err == ""
+        assert [each["number"] for each in fields["thoughts"]] == [*range(1, fields["contemplation_tokens"] + 1)]
+        assert len(rows) == len(fields["thoughts"])
+        assert fields["verified"] in (True, False)
+        names = {"number", "words", "lower_words", "end", "norm", "verified", "equation"}
+        assert fields["thoughts"][0].keys() == names
+        assert [word.keys() for word in fields["thoughts"][0]["words"]] == [{"text", "probability"}] * 5
+
+
+def test_thoughts_of_several_questions_are_for_json(
+    trained: Path, capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f"{json.dumps({'question': QUESTION})}\n{json.dumps({'question': OTHER})}\n")
+    lines = output(capsys, "ask", "--input", str(path), "--show-thoughts")[0].splitlines()
+    assert all(json.loads(line)["thoughts"] for line in lines)
+    _, err = output(capsys, "ask", "--input", str(path), "--format", "text", "--show-thoughts", code=2)
+    assert "--format json" in err
+    pipe(monkeypatch, f"{QUESTION}\n{OTHER}\n")
+    assert "--format json" in output(capsys, "ask", "--show-thoughts", code=2)[1]
+
+
+@pytest.mark.parametrize("arguments", [["--ratio", "0"], ["--ratio", "1"], ["--method", "direct"]])
+def test_thoughts_of_a_method_that_has_none_are_refused(trained: Path, capsys: Output, arguments: list[str]) -> None:
+    out, err = output(capsys, "ask", QUESTION, "--show-thoughts", *arguments, code=2)
+    assert out == ""
+    assert "generates none" in err
+    assert "--method ccot" in err

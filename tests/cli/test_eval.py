@@ -122,3 +122,20 @@ def test_kept_evaluations_are_compared(trained: Path, capsys: Output) -> None:
     assert len(list((trained / "eval").iterdir())) == 2
     _, err = output(capsys, "eval", "--compare", first, "none", code=3)
     assert f"one of {first}, {second}" in err
+
+
+def test_thoughts_are_measured_for_ccot_alone_and_printed_on_request(trained: Path, capsys: Output) -> None:
+    caption = "Verified answers"
+    out, _ = output(capsys, "eval", "--ratio", "0", "--ratio", "0.1", "--controls", "--thoughts")
+    row = out[out.index(caption) :].splitlines()[2]
+    assert row.split()[:2] == ["ccot", "0.1"]
+    assert out.count("ccot, noise") == 3  # in the other tables
+    [path] = trained.glob("eval/*/predictions.jsonl")
+    rows = {each["method"]: each for each in json.loads((path.parent / "metrics.json").read_text())["rows"]}
+    assert [name for name, each in rows.items() if each["verification"]] == ["ccot"]
+    figures = {"verified_right", "verified_wrong", "auroc_confidence", "auroc_number", "auroc_verified"}
+    assert rows["ccot"]["verification"].keys() == figures
+    predictions = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all((each["verified"] in (True, False)) == (each["method"] == "ccot") for each in predictions)
+    assert not any("thoughts" in each for each in predictions)
+    assert caption not in output(capsys, "eval", "--ratio", "0.1", "--no-save")[0]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ccot_cli.stages.statistics import interval, mcnemar, paired_difference, student, wilson
+from ccot_cli.stages.statistics import auroc, interval, mcnemar, paired_difference, student, wilson
 
 
 def test_wilson_intervals_are_those_of_the_textbook() -> None:
@@ -36,6 +36,21 @@ def test_mcnemar_is_the_sign_test_on_what_differs() -> None:
     assert mcnemar(0, 5) == pytest.approx(2 / 32)
     assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(2 * (1 + 8) / 256)
     assert mcnemar(900, 100) < 1e-100
+
+
+def test_auroc_is_the_share_of_pairs_in_the_right_order() -> None:
+    assert auroc([0.9, 0.8, 0.2, 0.1], [True, True, False, False]) == 1
+    assert auroc([0.9, 0.8, 0.2, 0.1], [True, False, True, False]) == 0.75
+    assert auroc([0.9, 0.8, 0.2, 0.1], [False, False, True, True]) == 0
+    assert auroc([True, False, True, False, False], [True, True, False, False, False]) == pytest.approx(3.5 / 6)
+    assert auroc([0.5] * 5, [True, False, True, False, False]) == 0.5
+    assert auroc([0.5, 0.7], [True, True]) is None
+    assert auroc([], []) is None
+    rng = random.Random(0)
+    scores, labels = [rng.randint(0, 9) for _ in range(60)], [rng.random() < 0.4 for _ in range(60)]
+    right, wrong = ([s for s, label in zip(scores, labels, strict=True) if label == kind] for kind in (True, False))
+    pairs = [(a > b) + 0.5 * (a == b) for a in right for b in wrong]
+    assert auroc(scores, labels) == pytest.approx(sum(pairs) / len(pairs))
 
 
 def test_the_interval_of_a_paired_difference_holds_the_truth_in_95_of_100_samples() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, loading, print_json, print_line, print_note
+from ccot_cli.cli.console import TerminalProgress, loading, print_json, print_line, print_note, print_note_table
 from ccot_cli.cli.options import (
     HOW,
     METHOD_NAMES,
@@ -76,6 +76,15 @@ def ask(
             rich_help_panel=WHAT,
         ),
     ] = None,
+    show_thoughts: Annotated[
+        bool,
+        typer.Option(
+            "--show-thoughts",
+            help="Also show what each contemplation token says, and whether it follows from the question's numbers:"
+            " on stderr, or in the JSON. Only for ccot.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
     folder: WorkspaceOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
@@ -91,6 +100,7 @@ def ask(
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --ratio 0.2
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --method cot
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
     ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     ccot problems --limit 20 --format json | ccot ask --input -
@@ -99,6 +109,9 @@ def ask(
         raise UsageError("a question and --input were both given", fix="give one of them")
     asked = _read_questions(question) if input is None else []
     groups = _open_lines(input) if input is not None else list(_grouped(asked))
+    is_json = format == "json" if input is None else format != "text"
+    if show_thoughts and len(asked) != 1 and not is_json:
+        raise UsageError("--show-thoughts of several questions is for JSON alone", fix="--format json")
     workspace, settings, _ = resolve_anywhere(
         folder, {"model.device": device, "model.threads": threads, "decoding.engine": engine}, sets
     )
@@ -107,15 +120,15 @@ def ask(
         from ccot_cli.stages.ask import Asker
         from ccot_cli.stages.methods import CCOT, USUAL_RATIO
 
-        asker = Asker(workspace, settings, ratio, method)
+        asker = Asker(workspace, settings, ratio, method, shows_thoughts=show_thoughts)
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != USUAL_RATIO:
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO}")
     if len(asked) == 1:
-        _answer_one(asker, asked[0][1].decode(), is_json=format == "json")
+        _answer_one(asker, asked[0][1].decode(), is_json=is_json)
     elif input is None:
-        _answer_lines(asker, groups, "stdin", _parse_text, is_json=format == "json")
+        _answer_lines(asker, groups, "stdin", _parse_text, is_json=is_json)
     else:
-        _answer_lines(asker, groups, input, _parse_json, is_json=format != "text")
+        _answer_lines(asker, groups, input, _parse_json, is_json=is_json)
 
 
 def _answer_one(asker: "Asker", question: str, *, is_json: bool) -> None:
@@ -132,6 +145,18 @@ def _answer_one(asker: "Asker", question: str, *, is_json: bool) -> None:
     if result.text != result.answer:
         print_note(result.text)
     print_line(result.answer)
+    if result.thoughts is not None:
+        _print_thoughts(asker, result)
+
+
+def _print_thoughts(asker: "Asker", result: "AskResult") -> None:
+    from ccot_cli.cli.thoughts import ALIGN, thoughts_table
+    from ccot_cli.models.methods.ccot import CcotMethod
+
+    assert isinstance(asker.method, CcotMethod)
+    layer, num_layers = asker.method.info.autoregressive_layer, asker.theta.num_layers
+    print_note_table(thoughts_table(result.thoughts or (), layer=layer, num_layers=num_layers), align=ALIGN)
+    print_note(f"the answer is {'verified' if result.verified else 'not verified'}")
 
 
 def _to_json(asker: "Asker", result: "AskResult") -> dict[str, Any]:
@@ -139,6 +164,8 @@ def _to_json(asker: "Asker", result: "AskResult") -> dict[str, Any]:
 
     fields = asdict(result)
     del fields["text"], fields["outside"]
+    if result.thoughts is None:
+        del fields["thoughts"], fields["verified"]
     return {**fields, "chain": result.text} if isinstance(asker.method, ChainMethod) else fields
 
 

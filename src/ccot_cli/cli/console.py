@@ -136,6 +136,28 @@ def print_table(rows: Sequence[Sequence[str]], *, align: str, fits: bool = False
         print_line(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
 
 
+def print_note_table(rows: Sequence[Sequence[str]], *, align: str) -> None:
+    """Print rows of cells on stderr: on a terminal with a bold head, elsewhere as `aligned` text.
+
+    Args:
+        rows: The head, then the others.
+        align: As for `aligned`.
+    """
+    console = _error_console()
+    if not _can_draw(console):
+        for line in aligned(rows, align=align):
+            console.print(line)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title, side in zip(rows[0], align, strict=True):
+        table.add_column(title, justify="right" if side == ">" else "left", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*row)
+    console.print(table)
+
+
 def counted(count: int, unit: str) -> str:
     """Say how many there are: `1,000 problems`, `1 problem`."""
     return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"

@@ -58,6 +58,15 @@ def evaluate(
             rich_help_panel=WHAT,
         ),
     ] = False,
+    thoughts: Annotated[
+        bool,
+        typer.Option(
+            "--thoughts",
+            help="Also print how many answers the contemplation tokens of ccot verify, and how well that tells right"
+            " answers from wrong ones.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -97,6 +106,7 @@ def evaluate(
 
     ccot eval --limit 500
     ccot eval --ratio 0.1 --controls
+    ccot eval --methods ccot --thoughts
     ccot eval --methods all --format latex --plot frontier.svg
     ccot eval --steps 9 10
     ccot eval --compare 2026-01-31-1 2026-01-31-2
@@ -135,7 +145,7 @@ def evaluate(
     if format == "json":
         print_json(result)
     else:
-        show_tables(result, format)
+        show_tables(result, format, has_thoughts=thoughts)
     if plot:
         draw_frontier(result, plot)
         print_note(f"drawn into {plot}")
@@ -151,9 +161,9 @@ def _show_comparison(workspace: "Workspace | None", runs: tuple[str, str], style
         print_line(render(comparison_table(runs, found), style))
 
 
-def show_tables(result: dict[str, Any], style: Style = "text") -> None:
+def show_tables(result: dict[str, Any], style: Style = "text", *, has_thoughts: bool = False) -> None:
     """Print the paper's tables; as text also the frontier, and where the results are kept."""
-    for number, table in enumerate(tables_of(result)):
+    for number, table in enumerate(tables_of(result, has_thoughts=has_thoughts)):
         if number > 0:
             print_line("")
         print_line(render(table, style))

@@ -22,9 +22,9 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def tables_of(result: dict[str, Any]) -> list[Table]:
-    """Make the tables of an `EvalResult`, the most important first."""
-    return [_accuracy(result), _by_steps(result), _traits(result)]
+def tables_of(result: dict[str, Any], *, has_thoughts: bool = False) -> list[Table]:
+    """Make the tables of an `EvalResult`, the most important first; at the end, if wanted, that of thoughts."""
+    return [_accuracy(result), _by_steps(result), _traits(result), *([_thoughts(result)] if has_thoughts else [])]
 
 
 def _accuracy(result: dict[str, Any]) -> Table:
@@ -69,6 +69,21 @@ def _traits(result: dict[str, Any]) -> Table:
     cells = [(method, *traits.values()) for method, traits in result["traits"].items()]
     head = ("method", "contentful", "format", "inference")
     return Table("Tokens between query and answer", "<<<<", head, cells)
+
+
+def _thoughts(result: dict[str, Any]) -> Table:
+    figures = ("verified_right", "verified_wrong", "auroc_confidence", "auroc_number", "auroc_verified")
+    cells = [
+        (row["method"], f"{row['ratio']:g}", *(_three_digits(row["verification"][figure]) for figure in figures))
+        for row in result["rows"]
+        if row["verification"]
+    ]
+    head = ("method", "r", "of right", "of wrong", "AUROC confidence", "number", "verified")
+    return Table("Verified answers, and what tells right answers from wrong ones", "<" + ">" * 6, head, cells)
+
+
+def _three_digits(figure: float | None) -> str:
+    return "–" if figure is None else f"{figure:.3f}"
 
 
 def subject(result: dict[str, Any]) -> str:

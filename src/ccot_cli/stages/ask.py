@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
 from ccot_cli.stages.methods import CCOT, find_methods, needs_theta_alone
+from ccot_cli.stages.thoughts import CheckedThought, check_thoughts
 from ccot_cli.workspace.workspace import Workspace
 
 BATCH_SIZE = 32
@@ -44,24 +46,39 @@ class AskResult:
     """
     outside: str
     """Why it is not in the domain; else empty."""
+    thoughts: list[CheckedThought] | None = None
+    """What each contemplation token says; None if that was not asked for."""
+    verified: bool | None = None
+    """Whether the answer is the last verified number of the thoughts; None without thoughts."""
 
 
 class Asker:
     """A loaded method that answers questions. Load once, ask often.
 
+    Args:
+        shows_thoughts: Whether results say what each contemplation token says.
+
     Raises:
         MissingError: if the method was not trained, or not at that ratio.
-        UsageError: if there is no method of that name.
+        UsageError: if there is no method of that name, or thoughts are asked of one that has none to read.
     """
 
     def __init__(
-        self, workspace: Workspace | None, settings: Settings, ratio: Decimal | None, method: str = CCOT
+        self,
+        workspace: Workspace | None,
+        settings: Settings,
+        ratio: Decimal | None,
+        method: str = CCOT,
+        *,
+        shows_thoughts: bool = False,
     ) -> None:
         is_untrained = needs_theta_alone([] if method == CCOT else [method], [] if ratio is None else [ratio])
         methods = find_methods(workspace, settings, may_have_none=is_untrained)
         self.model = methods.theta.name
         self.theta = methods.theta
         self.method: Method = methods.named(method, ratio)
+        if shows_thoughts:
+            self.method = _reading_thoughts(self.method)
         self.domain = Domain.load(DOMAIN_FILE) if workspace is None else None
 
     def check(self, question: str) -> str:
@@ -113,23 +130,26 @@ class Asker:
         started = time.perf_counter()
         replies, _ = reply_in_parts(self.method, questions)
         seconds = (time.perf_counter() - started) / len(questions)
-        outside = [self._outside(*each) for each in zip(questions, replies, strict=True)]
-        return [
-            AskResult(
-                answer=" ".join(reply.answer.split()),
-                method=self.method.name,
-                ratio=float(self.method.ratio),
-                contemplation_tokens=reply.num_contemplation,
-                seconds=seconds,
-                truncated=reply.is_truncated,
-                confidence=reply.confidence,
-                model=self.model,
-                text=reply.text.strip(),
-                in_domain=None if self.domain is None else not reason,
-                outside=reason,
-            )
-            for reply, reason in zip(replies, outside, strict=True)
-        ]
+        return [self._result(*each, seconds) for each in zip(questions, replies, strict=True)]
+
+    def _result(self, question: str, reply: Reply, seconds: float) -> AskResult:
+        outside = self._outside(question, reply)
+        checked = None if reply.thoughts is None else check_thoughts(question, reply)
+        return AskResult(
+            answer=" ".join(reply.answer.split()),
+            method=self.method.name,
+            ratio=float(self.method.ratio),
+            contemplation_tokens=reply.num_contemplation,
+            seconds=seconds,
+            truncated=reply.is_truncated,
+            confidence=reply.confidence,
+            model=self.model,
+            text=reply.text.strip(),
+            in_domain=None if self.domain is None else not outside,
+            outside=outside,
+            thoughts=checked and checked.thoughts,
+            verified=checked and checked.is_answer_verified,
+        )
 
     def _outside(self, question: str, reply: Reply) -> str:
         """Say why a question is not in the domain; return an empty text if it is, or if there is no record."""
@@ -143,3 +163,17 @@ class Asker:
         if not reply.answer or not reply.num_answer:
             return "there is no final answer"
         return self.domain.doubt(reply.confidence)
+
+
+def _reading_thoughts(method: Method) -> CcotMethod:
+    """Let a method read its contemplation tokens.
+
+    Raises:
+        UsageError: if it generates none.
+    """
+    if not isinstance(method, CcotMethod):
+        raise UsageError(
+            f"--show-thoughts reads contemplation tokens, and {method.name} generates none",
+            fix=f"--method {CCOT}, at a ratio between 0 and 1",
+        )
+    return replace(method, reads_thoughts=True)

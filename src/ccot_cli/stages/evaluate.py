@@ -27,6 +27,7 @@ from ccot_cli.names import EMBEDDED, EVAL
 from ccot_cli.progress import Progress
 from ccot_cli.stages.methods import CCOT, LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
 from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
+from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, verification
 from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -54,6 +55,8 @@ class EvalRow:
     truncated_share: float
     by_steps: dict[str, Proportion]
     """Accuracy by number of reasoning steps."""
+    verification: Verification | None = None
+    """What the contemplation tokens say of the answers; None for other methods than CCoT, and for its controls."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +194,9 @@ def _compare(
     for method in _load_each(loadable, has_controls):
         measured = measure(method, problems, settings.eval.batch_size, progress)
         are_right.append(measured.are_right)
-        rows.append(measured.row)
-        answered = zip(problems, measured.replies, measured.are_right, strict=True)
+        checked = _check_each(problems, measured.replies)
+        rows.append(replace(measured.row, verification=_verification(measured, checked)))
+        answered = zip(problems, measured.replies, measured.are_right, checked, strict=True)
         predictions += [_prediction(method, *each) for each in answered]
     result = EvalResult(
         rows=rows,
@@ -235,9 +239,25 @@ def _load_each(loadable: Sequence[LoadableMethod], has_controls: bool) -> Iterat
     """Yield every method, loaded only when it is asked for, because loading one unloads the one before."""
     for each in loadable:
         method = each.load()
-        yield method
-        if has_controls and isinstance(method, CcotMethod):
+        if not isinstance(method, CcotMethod):
+            yield method
+            continue
+        yield replace(method, reads_thoughts=True)
+        if has_controls:
             yield from (replace(method, control=control) for control in CONTROLS)
+
+
+def _check_each(problems: list[Problem], replies: list[Reply]) -> list[Checked | None]:
+    """Check the thoughts behind each reply; None where they were not read."""
+    return [
+        None if reply.thoughts is None else check_thoughts(problem.question, reply)
+        for problem, reply in zip(problems, replies, strict=True)
+    ]
+
+
+def _verification(measured: Measurement, checked: list[Checked | None]) -> Verification | None:
+    found = [each for each in checked if each is not None]
+    return verification(measured.replies, found, measured.are_right) if found else None
 
 
 def _pairs(rows: list[EvalRow], are_right: list[list[bool]]) -> list[Pair]:
@@ -297,7 +317,11 @@ def _row(
     )
 
 
-def _prediction(method: Method, problem: Problem, reply: Reply, is_correct: bool) -> dict[str, Any]:
+def _prediction(
+    method: Method, problem: Problem, reply: Reply, is_correct: bool, checked: Checked | None
+) -> dict[str, Any]:
+    said = asdict(replace(reply, thoughts=None))
+    del said["thoughts"]
     return {
         "method": method.name,
         "ratio": float(method.ratio),
@@ -306,7 +330,8 @@ def _prediction(method: Method, problem: Problem, reply: Reply, is_correct: bool
         "num_steps": problem.num_steps,
         "reference": problem.answer,
         "is_correct": is_correct,
-        **asdict(reply),
+        **said,
+        "verified": checked and checked.is_answer_verified,
     }
 
 

@@ -1,6 +1,8 @@
 """Confidence intervals and a test for accuracies."""
 
 import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, hypot, sqrt
 
@@ -36,6 +38,23 @@ def mcnemar(wins: int, losses: int) -> float:
     n, fewer = wins + losses, min(wins, losses)
     tail: int = sum(comb(n, count) for count in range(fewer + 1))
     return min(1.0, float(2 * tail / 2**n))
+
+
+def auroc(scores: Sequence[float], are_positive: Sequence[bool]) -> float | None:
+    """Compute the probability that a positive has a higher score than a negative; ties count half (Mann and Whitney).
+
+    Returns:
+        None if there is no positive, or no negative.
+    """
+    num_positive = sum(are_positive)
+    num_pairs = num_positive * (len(scores) - num_positive)
+    if not num_pairs:
+        return None
+    ordered = sorted(scores)
+    # Equal scores share the mean of their ranks, which count from 1.
+    ranks = [(bisect_left(ordered, score) + bisect_right(ordered, score) + 1) / 2 for score in scores]
+    rank_sum = sum(rank for rank, is_positive in zip(ranks, are_positive, strict=True) if is_positive)
+    return (rank_sum - num_positive * (num_positive + 1) / 2) / num_pairs
 
 
 def paired_difference(wins: int, losses: int, n: int) -> tuple[float, float]:

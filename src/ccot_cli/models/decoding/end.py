@@ -39,6 +39,10 @@ class End:
         """Apply the rule to raw states at index L: B, K, True at END."""
         return self.rule.logits(last_BKD) > 0
 
+    def probability(self, last_BKD: Tensor) -> Tensor:
+        """Compute the rule's probability of END: B, K, above 0.5 at END."""
+        return self.rule.logits(last_BKD).sigmoid()
+
     def chance(self, lower_BD: Tensor) -> Tensor:
         """Estimate how likely each row's token is END, from its state at index l: B."""
         return self.hint.logits(lower_BD).sigmoid()

@@ -28,6 +28,8 @@ class Contemplation:
 
     inputs_BKD: Tensor
     """What was fed at the embedding position: z_0, then each token's state at index l."""
+    lower_BKD: Tensor
+    """States at index l; the next token is fed its predecessor's."""
     last_BKD: Tensor
     """Raw states at index L."""
     mask_BK: Tensor
@@ -97,7 +99,7 @@ def contemplate(
         if is_end and chance:
             schedule = EndSchedule(chance, wanted_BT, layer=layer, num_layers=theta.num_layers)
         chunks.append(_generate(theta, sequence, state_BD, wanted_BT, layer=layer, schedule=schedule))
-        state_BD, done = chunks[-1].next_BD, done + chunks[-1].exists_BT.shape[1]
+        state_BD, done = chunks[-1].lower_BTD[:, -1], done + chunks[-1].exists_BT.shape[1]
         if is_end:
             # The chunk may have run past a row's END, which is known only now. Mask the columns after it.
             chunks[-1] = chunks[-1].cut(is_end, sequence)
@@ -106,6 +108,7 @@ def contemplate(
                 break
     return Contemplation(
         inputs_BKD=torch.cat([each.inputs_BTD for each in chunks], dim=1),
+        lower_BKD=torch.cat([each.lower_BTD for each in chunks], dim=1),
         last_BKD=torch.cat([each.last_BTD for each in chunks], dim=1),
         mask_BK=torch.cat([each.exists_BT for each in chunks], dim=1),
         is_capped_B=is_alive_B if num_tokens_B is None else torch.zeros_like(is_alive_B),
@@ -117,11 +120,10 @@ class _Chunk:
     """Tokens that run between two times END is asked."""
 
     inputs_BTD: Tensor
+    lower_BTD: Tensor
     last_BTD: Tensor
     exists_BT: Tensor
     has_end_B: Tensor
-    next_BD: Tensor
-    """What the next token is fed."""
 
     def cut(self, is_end: IsEnd, sequence: CachedSequence) -> "_Chunk":
         """Mask the tokens after each row's first END, in the sequence too."""
@@ -146,7 +148,7 @@ def _generate(
     inputs_BTD, lower_BTD = theta.blocks.feed_back(sequence, state_BD, wanted_BT, layer=layer, is_last=is_last)
     last_BTD = theta.blocks.run(lower_BTD, layer, theta.num_layers, sequence)
     exists_BT = wanted_BT[:, : last_BTD.shape[1]]
-    return _Chunk(inputs_BTD, last_BTD, exists_BT, torch.zeros_like(exists_BT[:, 0]), lower_BTD[:, -1])
+    return _Chunk(inputs_BTD, lower_BTD, last_BTD, exists_BT, torch.zeros_like(exists_BT[:, 0]))
 
 
 def replay(

@@ -1,6 +1,7 @@
 """CCoT: contemplation tokens, then the answer (paper, Algorithm 2)."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ccot_cli.config import DecodingConfig
@@ -9,6 +10,7 @@ from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.decoding.thoughts import read_thoughts
 from ccot_cli.models.methods.controls import Control, Replacement
 from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prepared
 from ccot_cli.tensors.select import max_contemplation
@@ -22,6 +24,8 @@ class CcotMethod(AnswerMethod):
     draft: Draft
     control: Control | None = None
     """What replaces the contemplation tokens; None leaves them as they are."""
+    reads_thoughts: bool = False
+    """Whether replies say what the contemplation tokens say, before a control replaces them."""
 
     @classmethod
     def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "CcotMethod":
@@ -62,7 +66,9 @@ class CcotMethod(AnswerMethod):
         if self.control:
             sequence = Replacement(self.adapters, layer, self.control)(queries, tokens)
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
-        return Prepared(sequence, counts, is_capped, prefill, clock.lap(), draft_B)
+        contemplation = clock.lap()
+        read = partial(read_thoughts, self.theta, self.end, tokens) if self.reads_thoughts else None
+        return Prepared(sequence, counts, is_capped, prefill, contemplation, draft_B, read)
 
     @property
     def _is_reference(self) -> bool:

@@ -22,6 +22,16 @@ Control = Literal["zeroed", "shuffled", "noise", "untrained"]
 CONTROLS: tuple[Control, ...] = get_args(Control)
 
 
+def token_states(adapters: Adapters, queries: list[list[int]], tokens: Contemplation) -> Tensor:
+    """Run the inputs of generated tokens again, for their states at every index: B, I, K, D."""
+    blocks = adapters.theta.blocks
+    sequence = read_query(adapters, queries)
+    adapters.use(PHI)
+    sequence.extend(tokens.mask_BK)
+    entered_BKD = blocks.enter(tokens.inputs_BKD, sequence)
+    return torch.stack(blocks.run_each(entered_BKD, 0, blocks.num_layers, sequence), dim=1)
+
+
 @dataclass(frozen=True)
 class Replacement:
     """Replaces the contemplation tokens of a batch of questions."""
@@ -56,20 +66,11 @@ class Replacement:
             _, lower_BKD = blocks.feed_back(sequence, first_BD, tokens.mask_BK, layer=self.layer)
             blocks.run(lower_BKD, self.layer, blocks.num_layers, sequence)
             return sequence
-        states_BIKD = self._states(queries, tokens)
+        states_BIKD = token_states(self.adapters, queries, tokens)
         sequence.extend(tokens.mask_BK)
         self.adapters.use(PHI)
         blocks.place(self._replaced(states_BIKD, tokens.mask_BK), sequence)
         return sequence
-
-    def _states(self, queries: list[list[int]], tokens: Contemplation) -> Tensor:
-        """Run the tokens' inputs again, for their states at every index: B, I, K, D."""
-        blocks = self.adapters.theta.blocks
-        sequence = read_query(self.adapters, queries)
-        self.adapters.use(PHI)
-        sequence.extend(tokens.mask_BK)
-        entered_BKD = blocks.enter(tokens.inputs_BKD, sequence)
-        return torch.stack(blocks.run_each(entered_BKD, 0, blocks.num_layers, sequence), dim=1)
 
     def _replaced(self, states_BIKD: Tensor, mask_BK: Tensor) -> Tensor:
         if self.kind == "zeroed":

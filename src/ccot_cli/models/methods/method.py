@@ -8,7 +8,7 @@ Dimensions: B batch.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from functools import reduce
@@ -28,6 +28,7 @@ from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
+from ccot_cli.models.decoding.thoughts import Thought
 from ccot_cli.names import MethodName, parse_ratio
 
 METHOD_FILE = "method.json"
@@ -49,6 +50,8 @@ class Reply:
     """True if a cap ended the contemplation or the text."""
     confidence: float = field(compare=False)
     """The least probability that the model gave to a token with a digit; 0 if there is none."""
+    thoughts: list[Thought] | None = field(default=None, compare=False)
+    """What the contemplation tokens say; None if they were not to be read."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,8 @@ class Prepared:
     """Seconds."""
     draft_B: Tensor | None = None
     """Guesses of the answers' first tokens; they save time and change no answer."""
+    read_thoughts: Callable[[], list[list[Thought]]] | None = None
+    """Reads each row's contemplation tokens; called once the answers are there, so that their time does not count."""
 
 
 def answer_positions(theta: Theta, decoding: DecodingConfig) -> int:
@@ -222,6 +227,8 @@ class AnswerMethod(ABC):
             max_tokens=self.decoding.max_answer_tokens,
             draft_B=prepared.draft_B,
         )
+        seconds = Seconds(prepared.prefill, prepared.contemplation, clock.lap())
+        thoughts = prepared.read_thoughts() if prepared.read_thoughts else [None] * len(queries)
         replies = [
             Reply(
                 answer=read_after_marker(decoded) or "",
@@ -230,15 +237,17 @@ class AnswerMethod(ABC):
                 num_answer=len(ids),
                 is_truncated=is_contemplation_capped or is_text_capped,
                 confidence=confidence(self.theta, ids, chances),
+                thoughts=row_thoughts,
             )
-            for ids, chances, decoded, count, is_contemplation_capped, is_text_capped in zip(
+            for ids, chances, decoded, count, is_contemplation_capped, is_text_capped, row_thoughts in zip(
                 text.ids,
                 text.chances,
                 map(self.theta.encoder.decode, text.ids),
                 prepared.num_tokens,
                 prepared.is_capped,
                 text.is_capped,
+                thoughts,
                 strict=True,
             )
         ]
-        return replies, Seconds(prepared.prefill, prepared.contemplation, clock.lap())
+        return replies, seconds

@@ -1,0 +1,171 @@
+"""Replace one contemplation token by another question's, and see whether the answer follows.
+
+    python examples/research/patching.py                          # the model in the package
+    python examples/research/patching.py my-run --ratio 0.2 --limit 500
+
+Questions are paired that have equally many steps and equally many contemplation tokens, and are both answered right. At
+one place after the other, the token is replaced by the other question's (the donor's): the keys and values of its
+states at every index, and the state at index l that the next token is fed. φ generates the rest anew, and ψ answers.
+
+It counts how often the answer moves. Arithmetic predicts where to: if both tokens' top numbers are results of their
+chains, the chain is computed again with the donor's result in the place of its own. Such a replacement counts if the
+prediction is a whole number that is neither question's answer, so that no other account leads to it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from ccot_cli.cli.console import TerminalProgress, print_line
+from ccot_cli.cli.options import read_ratio
+from ccot_cli.config import Settings
+from ccot_cli.data.answers import is_correct, read_after_marker
+from ccot_cli.data.arithmetic import equations_in, recompute, write_number
+from ccot_cli.data.problems import Problem
+from ccot_cli.models.base.cache import CachedSequence
+from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.decoding.psi import decode
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.controls import token_states
+from ccot_cli.models.methods.method import Reply
+from ccot_cli.models.methods.patching import patch
+from ccot_cli.stages.ask import Asker
+from ccot_cli.stages.evaluate import problems_to_ask
+from ccot_cli.stages.methods import CCOT, find_methods
+from ccot_cli.stages.statistics import wilson
+from ccot_cli.stages.thoughts import result_of
+from ccot_cli.stages.validation import ask, is_right
+from ccot_cli.workspace.workspace import Workspace
+
+BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A problem that was answered right, and what its contemplation tokens say."""
+
+    problem: Problem
+    reply: Reply
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """Problems of one kind are paired: numbers of steps and of contemplation tokens."""
+        return self.problem.num_steps, self.reply.num_contemplation
+
+
+@dataclass(frozen=True)
+class Case:
+    """One token of one question, replaced."""
+
+    has_moved: bool
+    """Whether the answer is another one than before."""
+    is_predicted: bool | None
+    """Whether it is what arithmetic predicts; None if arithmetic predicts nothing that counts."""
+    is_donors: bool
+    """Whether it is the donor's answer."""
+
+
+def predict(one: Solved, donor: Solved, place: int) -> Fraction | None:
+    """Predict the answer with the donor's result in the place of a token's own; None if no prediction counts."""
+    assert one.reply.thoughts is not None
+    assert donor.reply.thoughts is not None
+    own, other = result_of(one.reply.thoughts[place]), result_of(donor.reply.thoughts[place])
+    steps = equations_in(one.problem.chain)
+    results = [step.result for step in steps]
+    if own not in results or other is None or other not in [step.result for step in equations_in(donor.problem.chain)]:
+        return None
+    predicted = recompute(steps, results.index(own), other)
+    if predicted is None or predicted.denominator != 1 or predicted < 0:
+        return None
+    answers = one.problem.answer, donor.problem.answer
+    return None if any(is_correct(write_number(predicted), answer) for answer in answers) else predicted
+
+
+@torch.no_grad()
+def replace_each(method: CcotMethod, batch: Sequence[Solved]) -> Iterator[Case]:
+    """Replace every token of problems of one kind by the next problem's, one at a time."""
+    adapters, layer, count = method.adapters, method.info.autoregressive_layer, batch[0].reply.num_contemplation
+    queries = [method.theta.encoder.query(each.problem.question) for each in batch]
+    sequence, first_BD = encode_query(adapters, queries, layer=layer)
+    counts_B = torch.full((len(batch),), count)
+    tokens = contemplate(adapters, sequence, first_BD, layer=layer, max_tokens=count, num_tokens_B=counts_B)
+    donors = [*batch[1:], batch[0]]
+    donor_BIKD = token_states(adapters, queries, tokens).roll(-1, dims=0)
+    for place in range(count):
+        patched = answers(method, patch(adapters, queries, tokens, donor_BIKD, place, layer=layer))
+        for one, donor, answer in zip(batch, donors, patched, strict=True):
+            predicted = predict(one, donor, place)
+            yield Case(
+                has_moved=not is_correct(answer, one.problem.answer),
+                is_predicted=None if predicted is None else is_correct(answer, write_number(predicted)),
+                is_donors=is_correct(answer, donor.problem.answer),
+            )
+
+
+def answers(method: CcotMethod, sequence: CachedSequence) -> list[str]:
+    """Answer under ψ from queries and tokens."""
+    encoder = method.theta.encoder
+    start = [encoder.answer_marker] * len(sequence.mask_BS)
+    text = decode(method.adapters, sequence, start, max_tokens=method.decoding.max_answer_tokens)
+    return [read_after_marker(encoder.decode(ids)) or "" for ids in text.ids]
+
+
+def batches(solved: Sequence[Solved]) -> Iterator[list[Solved]]:
+    """Yield problems of one kind, two or more together."""
+    ordered = sorted(solved, key=lambda each: each.kind)
+    for _, same in groupby(ordered, key=lambda each: each.kind):
+        group = list(same)
+        for start in range(0, len(group), BATCH_SIZE):
+            if len(batch := group[start : start + BATCH_SIZE]) > 1:
+                yield batch
+
+
+def report(cases: Sequence[Case]) -> list[str]:
+    """Say how often answers moved, and where to, with Wilson 95 % intervals."""
+    told = [case for case in cases if case.is_predicted is not None]
+    return [
+        _share("the answer moved", [case.has_moved for case in cases]),
+        _share("where arithmetic predicts another answer: it moved", [case.has_moved for case in told]),
+        _share("... to that answer", [bool(case.is_predicted) for case in told]),
+        _share("... to the donor's answer", [case.is_donors for case in told]),
+    ]
+
+
+def _share(label: str, marks: Sequence[bool]) -> str:
+    if not marks:
+        return f"{label}: no case"
+    share = wilson(sum(marks), len(marks))
+    return f"{label}: {sum(marks):,} of {share.n:,}, {share.accuracy:.3f} ({share.low:.3f} – {share.high:.3f})"
+
+
+def main(
+    folder: Annotated[Path | None, typer.Argument(help="A workspace; the model in the package by default.")] = None,
+    ratio: Annotated[Decimal | None, typer.Option(parser=read_ratio)] = None,
+    limit: Annotated[int, typer.Option(help="Most test problems.")] = 500,
+) -> None:
+    workspace = None if folder is None else Workspace.open(folder)
+    settings, progress = workspace.settings if workspace else Settings(), TerminalProgress()
+    method = Asker(workspace, settings, ratio, CCOT, shows_thoughts=True).method
+    assert isinstance(method, CcotMethod)
+    problems = problems_to_ask(find_methods(workspace, settings), settings, limit, progress)
+    solved = [
+        Solved(problem, reply)
+        for batch, replies, _ in ask(method, problems, BATCH_SIZE, "questions", progress)
+        for problem, reply in zip(batch, replies, strict=True)
+        if is_right(problem, reply)
+    ]
+    print_line(f"{len(solved):,} of {len(problems):,} questions answered right, at r = {method.ratio:f}")
+    for line in report([case for batch in batches(solved) for case in replace_each(method, batch)]):
+        print_line(line)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,161 @@
+"""Check that results follow from a question's numbers, one operation each; no model takes part.
+
+A forward check, as in arXiv 2604.04902: from the numbers that are known, a result follows if one operation on two of
+them gives it; then it is known too.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ccot_cli.data.answers import is_correct
+
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+NUMBER_WORDS = {
+    **{word: number for number, word in enumerate(_UNITS)},
+    **{word: 10 * number for number, word in enumerate(_TENS, start=2)},
+    "hundred": 100,
+}
+CONSTANTS = {
+    **dict.fromkeys("twice double doubles doubled half halves halve halved halfway couple pair".split(), 2),
+    **dict.fromkeys("thrice triple triples tripled third thirds".split(), 3),
+    **dict.fromkeys("quarter quarters".split(), 4),
+    **dict.fromkeys("week weeks".split(), 7),
+    **dict.fromkeys("dozen dozens".split(), 12),
+    **dict.fromkeys("percent %".split(), 100),
+}
+"""Numbers that a question gives by a word. No other constant is known."""
+
+_DIGITS = r"(?:(?<![\w.])-)?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?"
+_WORDS = {**NUMBER_WORDS, **CONSTANTS}
+_NUMBER = re.compile(
+    rf"(?P<digits>{_DIGITS})|(?P<tens>{'|'.join(_TENS)})-(?P<unit>{'|'.join(_UNITS[1:10])})\b|%|[a-z]+"
+)
+_WHOLE = re.compile(_DIGITS)
+_EQUATION = re.compile(rf"({_DIGITS})\s*([-+*/])\s*({_DIGITS})\s*=\s*({_DIGITS})")
+MOST_CHARACTERS = 30
+"""Longest number in digits; longer ones are skipped."""
+
+
+def read_number(text: str) -> Fraction | None:
+    """Return the number that a text consists of, white space apart; None if it is anything else."""
+    text = text.strip()
+    return Fraction(text.replace(",", "")) if len(text) <= MOST_CHARACTERS and _WHOLE.fullmatch(text) else None
+
+
+def write_number(number: Fraction) -> str:
+    """Write a whole number exactly, another one with six digits."""
+    return str(number) if number.denominator == 1 else f"{float(number):g}"
+
+
+def numbers_in(question: str) -> list[Fraction]:
+    """Read the numbers of a question in their order: digits, number words, and `CONSTANTS`."""
+    found: list[Fraction | None] = []
+    for match in _NUMBER.finditer(question.lower()):
+        if match["digits"]:
+            found.append(read_number(match["digits"]))
+        elif match["tens"]:
+            found.append(Fraction(NUMBER_WORDS[match["tens"]] + NUMBER_WORDS[match["unit"]]))
+        elif match[0] in _WORDS:
+            found.append(Fraction(_WORDS[match[0]]))
+    return [number for number in found if number is not None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Which results follow."""
+
+    equations: list[str]
+    """How each result follows, such as `12 + 7 = 19`; empty if it does not."""
+    is_answer_verified: bool
+    """Whether the answer is the last result that follows."""
+
+
+def check(question: str, results: Sequence[Fraction | None], answer: str) -> Check:
+    """Go forward from a question's numbers: a result that follows is verified, and the next ones may use it.
+
+    A number is used once in an operation, unless it is known twice. Operations that change nothing do not count, such
+    as adding 0 or multiplying by 1.
+
+    Args:
+        results: In the order in which they were computed; None stands for a text that is no number.
+    """
+    known = Counter(numbers_in(question))
+    equations, last = [], None
+    for result in results:
+        equation = "" if result is None else _derive(result, known)
+        equations.append(equation)
+        if result is not None and equation:
+            known[result] += 1
+            last = result
+    return Check(equations, last is not None and is_correct(answer, write_number(last)))
+
+
+def _derive(result: Fraction, known: Counter[Fraction]) -> str:
+    """Return the first equation of two known numbers that has this result; empty if there is none."""
+    for one in known:
+        others = {
+            "+": result - one,
+            "-": one - result,
+            "*": result / one if one else None,
+            "/": one / result if result else None,
+        }
+        for sign, other in others.items():
+            if other is None or result == one or (sign in "+*" and result == other):
+                continue
+            if known[other] > (one == other):
+                return f"{write_number(one)} {sign} {write_number(other)} = {write_number(result)}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Equation:
+    """One step of a written chain."""
+
+    first: Fraction
+    sign: str
+    second: Fraction
+    result: Fraction
+
+    def compute(self, first: Fraction, second: Fraction) -> Fraction | None:
+        """Apply the operation to other numbers; None if it divides by zero."""
+        if self.sign == "/":
+            return first / second if second else None
+        return {"+": first + second, "-": first - second, "*": first * second}[self.sign]
+
+
+def equations_in(chain: str) -> list[Equation]:
+    """Read the steps `a op b = c` of a chain, with + - * or /; other text is skipped."""
+    found = []
+    for first, sign, second, result in _EQUATION.findall(chain):
+        a, b, c = map(read_number, (first, second, result))
+        if a is not None and b is not None and c is not None:
+            found.append(Equation(a, sign, b, c))
+    return found
+
+
+def recompute(equations: Sequence[Equation], step: int, result: Fraction) -> Fraction | None:
+    """Compute what a chain ends in if one of its steps had another result.
+
+    A number of a later step that equals an earlier step's result is taken for that result.
+
+    Args:
+        step: Which step, from 0.
+        result: Its other result.
+
+    Returns:
+        The last step's result; None if a step divides by zero.
+    """
+    changed = {equations[step].result: result}
+    for each in equations[step + 1 :]:
+        computed = each.compute(changed.get(each.first, each.first), changed.get(each.second, each.second))
+        if computed is None:
+            return None
+        changed[each.result] = computed
+    return changed[equations[-1].result]

@@ -1,0 +1,45 @@
+"""Thoughts in a terminal."""
+
+import re
+
+import pytest
+from rich.cells import cell_len
+
+from ccot_cli.cli.console import print_note_table
+from ccot_cli.cli.thoughts import ALIGN, thoughts_table
+from ccot_cli.models.decoding.thoughts import Word
+from ccot_cli.stages.thoughts import CheckedThought
+from cli.running import ESCAPE, Output
+
+PLAIN = [Word(" 19", 0.984), Word(" 20", 0.01), Word("\n", 0.001), Word("[b]", 0.0), Word(" 21", 0.0)]
+LONG = [Word("antidisestablishmentarianism", 1.0), *[Word(" thousands", 0.0)] * 4]
+THOUGHTS = [
+    CheckedThought(PLAIN, PLAIN[1:], 0.0, 12.34, 1, True, "12 + 7 = 19"),
+    CheckedThought(LONG, LONG, 1.0, 98765.4, 200, True, "1234.5 * 1000 = 1234500"),
+    CheckedThought(PLAIN, LONG, 0.5, 123.4, 3, False, ""),
+]
+TABLE = thoughts_table(THOUGHTS, layer=5, num_layers=8)
+
+
+def test_a_row_has_the_words_that_fit_and_how_the_number_follows() -> None:
+    assert TABLE[0] == ("", "at index L = 8", "at index l = 5", "END", "norm", "verified")
+    assert TABLE[1] == ("1", "19 0.98  20  '\\n'  [b]  21", "20 0.01  '\\n'", "0.00", "12.3", "12 + 7 = 19")
+    assert TABLE[2][3:] == ("1.00", "98765", "1234.5 * 1000 …")
+    assert TABLE[2][1] == "antidisestablishment… 1.00"
+    assert TABLE[3][5] == "no"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_table_fits_80_columns(capsys: Output, monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    if is_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    print_note_table(TABLE, align=ALIGN)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert (ESCAPE in captured.err) == is_terminal
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", captured.err).splitlines()
+    assert len(lines) == len(TABLE)
+    assert max(map(cell_len, lines)) <= 80
+    assert all(cell in line for row, line in zip(TABLE, lines, strict=True) for cell in row)

@@ -1,0 +1,92 @@
+"""What follows from a question's numbers."""
+
+from fractions import Fraction
+
+import pytest
+
+from ccot_cli.data.arithmetic import Equation, check, equations_in, numbers_in, read_number, recompute
+
+TWICE = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
+
+
+def results(*numbers: int | None) -> list[Fraction | None]:
+    return [None if number is None else Fraction(number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        (TWICE, ["12", "7", "2"]),
+        ("Twenty-five pens at $1,234.50 each, and a dozen at 5%.", ["25", "1234.5", "12", "5", "100"]),
+        ("It is -5 degrees; 7-4 is three.", ["-5", "7", "4", "3"]),
+        ("Someone often has no stone.", []),
+        ("9" * 31 + " pens and 3", ["3"]),
+    ],
+)
+def test_a_question_tells_numbers_in_digits_and_in_words(question: str, expected: list[str]) -> None:
+    assert numbers_in(question) == [Fraction(each) for each in expected]
+
+
+def test_a_text_is_a_number_only_as_a_whole() -> None:
+    assert (read_number(" 19"), read_number("3.5\n"), read_number("1,200")) == (19, Fraction(7, 2), 1200)
+    assert [read_number(text) for text in (" pens", "19.", "=19", "", "two", "1 2", "1" * 31)] == [None] * 7
+
+
+def test_a_result_that_follows_is_known_to_those_after_it() -> None:
+    found = check(TWICE, results(19, 38), "38")
+    assert found.equations == ["12 + 7 = 19", "2 * 19 = 38"]
+    assert found.is_answer_verified
+    # 38 alone is two operations away.
+    assert check(TWICE, results(38), "38").equations == [""]
+
+
+@pytest.mark.parametrize(
+    ("question", "result", "equation"),
+    [
+        ("12 and 7", 5, "12 - 7 = 5"),
+        ("12 and 7", 84, "12 * 7 = 84"),
+        ("7 and 84", 12, "84 / 7 = 12"),
+        ("12 and 7", 20, ""),
+        ("12 and 7", 12, ""),
+        ("12 and 1", 12, ""),
+        ("12 and 0", 12, ""),
+        ("12 and 0", 0, ""),
+        ("12 and 7", 24, ""),
+        ("12 and 12", 24, "12 + 12 = 24"),
+        ("12 and 12", 0, "12 - 12 = 0"),
+        ("8 and 4", 4, "8 - 4 = 4"),
+    ],
+)
+def test_one_operation_on_two_numbers_that_changes_something_verifies(
+    question: str, result: int, equation: str
+) -> None:
+    assert check(question, results(result), "").equations == [equation]
+
+
+def test_the_answer_must_be_the_last_result_that_follows() -> None:
+    assert check(TWICE, results(19, 38, None, 99), "38 pens").is_answer_verified
+    assert not check(TWICE, results(19, 38), "19").is_answer_verified
+    assert not check(TWICE, results(99), "99").is_answer_verified
+    assert not check(TWICE, [], "38").is_answer_verified
+    assert check("7 shared by two", [Fraction(7, 2)], "3.50").is_answer_verified
+
+
+CHAIN = "Adding 12 and 7 gives 12 + 7 = 19.\nThat is <<19*2=38>>38, and 38 - 8 = 30."
+
+
+def test_the_steps_of_a_chain_are_its_equations() -> None:
+    assert equations_in(CHAIN) == [
+        Equation(Fraction(12), "+", Fraction(7), Fraction(19)),
+        Equation(Fraction(19), "*", Fraction(2), Fraction(38)),
+        Equation(Fraction(38), "-", Fraction(8), Fraction(30)),
+    ]
+    assert equations_in("9" * 31 + " + 1 = 2") == []
+
+
+def test_another_result_of_one_step_changes_those_that_read_it() -> None:
+    steps = equations_in(CHAIN)
+    assert [recompute(steps, step, Fraction(20)) for step in range(3)] == [32, 12, 20]
+    assert [recompute(steps, step, steps[step].result) for step in range(3)] == [30] * 3
+    assert recompute(equations_in("3 + 4 = 7 and 14 / 7 = 2"), 0, Fraction(0)) is None
+    # A step that does not read the changed result is as it was.
+    assert recompute(equations_in("3 + 4 = 7 and 2 + 3 = 5 and 7 * 5 = 35"), 0, Fraction(8)) == 40
