@@ -17,7 +17,14 @@ from ccot_cli.names import EMBEDDED
 from ccot_cli.stages import problems
 from ccot_cli.workspace.workspace import Workspace
 
-PAGES = ("README.md", "docs/tutorial.md", "docs/own-model.md", "docs/troubleshooting.md", "docs/json.md")
+PAGES = (
+    "README.md",
+    "docs/tutorial.md",
+    "docs/own-model.md",
+    "docs/troubleshooting.md",
+    "docs/json.md",
+    "docs/serve.md",
+)
 
 MIA = "Mia has 12 pens. Mia buys 7 more pens."
 ANSWERS = {
@@ -53,7 +60,7 @@ def is_possible_at_once(words: list[str]) -> bool:
         return True
     if name == "precompute":
         return "--dry-run" in options
-    return name in ("ask", "eval", "doctor") and not {"-w", "--model"} & {*options}
+    return name in ("ask", "eval", "doctor") and not {"-w", "--model", "--server"} & {*options}
 
 
 @pytest.fixture

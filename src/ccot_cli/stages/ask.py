@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
+from typing import Any
 
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
-from ccot_cli.stages.methods import CCOT, find_methods, needs_theta_alone
+from ccot_cli.names import CCOT
+from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone
 from ccot_cli.workspace.workspace import Workspace
 
 BATCH_SIZE = 32
@@ -41,6 +44,15 @@ class AskResult:
     """Whether the model has learned questions like this and came to an answer; None if it has no record of them."""
     outside: str
     """Why it is not in the domain; else empty."""
+    chain: str | None
+    """The text again, if the method writes a chain; else None."""
+    prompt_tokens: int
+    answer_tokens: int
+
+    def printed(self) -> dict[str, Any]:
+        """Return what `--format json` prints."""
+        hidden = {"text", "outside", "prompt_tokens", "answer_tokens", *(["chain"] if self.chain is None else [])}
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
 class Asker:
@@ -52,10 +64,22 @@ class Asker:
     """
 
     def __init__(
-        self, workspace: Workspace | None, settings: Settings, ratio: Decimal | None, method: str = CCOT
+        self,
+        workspace: Workspace | None,
+        settings: Settings,
+        ratio: Decimal | None,
+        method: str = CCOT,
+        *,
+        methods: Methods | None = None,
     ) -> None:
-        is_untrained = needs_theta_alone([] if method == CCOT else [method], [] if ratio is None else [ratio])
-        methods = find_methods(workspace, settings, may_have_none=is_untrained)
+        """Load a method.
+
+        Args:
+            methods: The workspace's methods, if they were found already; loading unloads another of them.
+        """
+        if methods is None:
+            is_untrained = needs_theta_alone([] if method == CCOT else [method], [] if ratio is None else [ratio])
+            methods = find_methods(workspace, settings, may_have_none=is_untrained)
         self.model = methods.theta.name
         self.theta = methods.theta
         self.method: Method = methods.named(method, ratio)
@@ -124,8 +148,11 @@ class Asker:
                 text=reply.text.strip(),
                 in_domain=None if self.domain is None else not reason,
                 outside=reason,
+                chain=reply.text.strip() if isinstance(self.method, ChainMethod) else None,
+                prompt_tokens=len(self.theta.encoder.query(question)),
+                answer_tokens=reply.num_answer,
             )
-            for reply, reason in zip(replies, outside, strict=True)
+            for question, reply, reason in zip(questions, replies, outside, strict=True)
         ]
 
     def _outside(self, question: str, reply: Reply) -> str:
