@@ -24,6 +24,7 @@ PAGES = (
     "docs/inspect.md",
     "docs/troubleshooting.md",
     "docs/json.md",
+    "docs/serve.md",
 )
 
 ANSWERS = {
@@ -59,7 +60,7 @@ def is_possible_at_once(words: list[str]) -> bool:
         return True
     if name == "precompute":
         return "--dry-run" in options
-    return name in ("ask", "eval", "doctor") and not {"-w", "--model"} & {*options}
+    return name in ("ask", "eval", "doctor") and not {"-w", "--model", "--server"} & {*options}
 
 
 @pytest.fixture

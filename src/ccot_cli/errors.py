@@ -4,8 +4,8 @@ CcotError            1   internal
 ├── UsageError       2   an argument or a setting is wrong
 ├── MissingError     3   an earlier stage has not run
 ├── CorruptError     4   a file is damaged or belongs to something else
-├── ResourceError    5   not enough disk or memory
-├── BusyError        6   another process works on this workspace
+├── ResourceError    5   not enough disk or memory, or something out of reach
+├── BusyError        6   another process works on this workspace, or a server has no room
 └── DivergedError    7   training reached numbers that are not finite
 """
 

@@ -18,6 +18,9 @@ PRESETS = (EMBEDDED, "gsm8k-llama2-7b")
 
 SETTINGS_FILE = "ccot.yaml"
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
+SERVER_VARIABLE = "CCOT_SERVER"
+DEFAULT_PORT = 8000
+"""Port of `ccot serve`."""
 
 PRECOMPUTE, SCORE, TRAIN_PHI, TRAIN_PSI = "precompute", "score", "train-phi", "train-psi"
 TRAIN_BASELINE, EVAL = "train-baseline", "eval"
@@ -39,6 +42,9 @@ BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "s
 MethodName = Literal["ccot", BaselineName]
 
 
+CCOT = "ccot"
+USUAL_RATIO = Decimal("0.1")
+"""Ratio that is asked for by default."""
 SMALLEST_RATIO = Decimal("0.000001")
 
 

@@ -24,6 +24,7 @@ from ccot_cli.cli import (
     precompute,
     problems,
     score,
+    serve,
     status,
     sweep,
     train_baseline,
@@ -45,6 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("ask", rich_help_panel="Use")(ask.ask)
+app.command("serve", rich_help_panel="Use")(serve.serve)
 app.command("problems", rich_help_panel="Use")(problems.problems)
 app.command("eval", rich_help_panel="Use")(eval.evaluate)
 app.command("demo", rich_help_panel="Use")(demo.demo)

@@ -2,11 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 import typer
 
@@ -15,6 +14,7 @@ from ccot_cli.cli.options import (
     HOW,
     METHOD_NAMES,
     WHAT,
+    WHERE,
     DeviceOption,
     EngineOption,
     SetOption,
@@ -27,10 +27,14 @@ from ccot_cli.cli.options import (
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
+from ccot_cli.names import CCOT, DEFAULT_PORT, SERVER_VARIABLE, USUAL_RATIO
 
 if TYPE_CHECKING:
+    from ccot_cli.client import RemoteAsker, RemoteResult
     from ccot_cli.stages.ask import Asker, AskResult
+    from ccot_cli.stages.thoughts import CheckedThought
 
+AnyAsker: TypeAlias = "Asker | RemoteAsker"
 STDIN = "-"
 READ_AHEAD = 128
 """Most lines that are read before they are sorted by length into batches; more would delay the first answer."""
@@ -85,6 +89,16 @@ def ask(
             rich_help_panel=WHAT,
         ),
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            envvar=SERVER_VARIABLE,
+            metavar="URL",
+            help=f"Ask a running 'ccot serve', such as http://127.0.0.1:{DEFAULT_PORT}: nothing has to be loaded.",
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
     folder: WorkspaceOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
@@ -104,6 +118,7 @@ def ask(
     ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     ccot problems --limit 20 --format json | ccot ask --input -
+    ccot ask --server http://127.0.0.1:8000 < questions.txt
     """
     if question is not None and input is not None:
         raise UsageError("a question and --input were both given", fix="give one of them")
@@ -112,15 +127,12 @@ def ask(
     is_json = format == "json" if input is None else format != "text"
     if show_thoughts and len(asked) != 1 and not is_json:
         raise UsageError("--show-thoughts of several questions is for JSON alone", fix="--format json")
-    workspace, settings, _ = resolve_anywhere(
-        folder, {"model.device": device, "model.threads": threads, "decoding.engine": engine}, sets
+    changes = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
+    asker: AnyAsker = (
+        _connect(server, [folder, *changes.values(), sets, show_thoughts], ratio, method)
+        if server
+        else _load(folder, changes, sets, ratio, method, shows_thoughts=show_thoughts)
     )
-    announce_unpacking(settings.model.name)
-    with loading(workspace.name if workspace else settings.model.name):
-        from ccot_cli.stages.ask import Asker
-        from ccot_cli.stages.methods import CCOT, USUAL_RATIO
-
-        asker = Asker(workspace, settings, ratio, method, shows_thoughts=show_thoughts)
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != USUAL_RATIO:
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO}")
     if len(asked) == 1:
@@ -131,7 +143,40 @@ def ask(
         _answer_lines(asker, groups, input, _parse_json, is_json=is_json)
 
 
-def _answer_one(asker: "Asker", question: str, *, is_json: bool) -> None:
+def _load(
+    folder: Path | None,
+    changes: dict[str, object],
+    sets: list[str] | None,
+    ratio: Decimal | None,
+    method: str,
+    *,
+    shows_thoughts: bool,
+) -> "Asker":
+    workspace, settings, _ = resolve_anywhere(folder, changes, sets)
+    announce_unpacking(settings.model.name)
+    with loading(workspace.name if workspace else settings.model.name):
+        from ccot_cli.stages.ask import Asker
+
+        return Asker(workspace, settings, ratio, method, shows_thoughts=shows_thoughts)
+
+
+def _connect(server: str, local: Iterable[object], ratio: Decimal | None, method: str) -> "RemoteAsker":
+    """Return what asks a server.
+
+    Raises:
+        UsageError: if an option was given that concerns a model of this process.
+    """
+    if any(local):
+        raise UsageError(
+            f"with --server or ${SERVER_VARIABLE} the server chooses workspace, device and settings",
+            fix="give these options to ccot serve, or ask without a server: --server ''",
+        )
+    from ccot_cli.client import RemoteAsker
+
+    return RemoteAsker(server, ratio, method)
+
+
+def _answer_one(asker: AnyAsker, question: str, *, is_json: bool) -> None:
     """Print the answer to one question; a written chain and a warning go to stderr."""
     result = asker.ask(question)
     if result.outside:
@@ -140,33 +185,25 @@ def _answer_one(asker: "Asker", question: str, *, is_json: bool) -> None:
             " its answer is a guess"
         )
     if is_json:
-        print_json(_to_json(asker, result))
+        print_json(result.printed())
         return
     if result.text != result.answer:
         print_note(result.text)
     print_line(result.answer)
     if result.thoughts is not None:
-        _print_thoughts(asker, result)
+        _print_thoughts(asker, result.thoughts, is_verified=bool(result.verified))
 
 
-def _print_thoughts(asker: "Asker", result: "AskResult") -> None:
+def _print_thoughts(asker: AnyAsker, thoughts: "list[CheckedThought]", *, is_verified: bool) -> None:
     from ccot_cli.cli.thoughts import ALIGN, thoughts_table
     from ccot_cli.models.methods.ccot import CcotMethod
+    from ccot_cli.stages.ask import Asker
 
+    assert isinstance(asker, Asker)
     assert isinstance(asker.method, CcotMethod)
     layer, num_layers = asker.method.info.autoregressive_layer, asker.theta.num_layers
-    print_note_table(thoughts_table(result.thoughts or (), layer=layer, num_layers=num_layers), align=ALIGN)
-    print_note(f"the answer is {'verified' if result.verified else 'not verified'}")
-
-
-def _to_json(asker: "Asker", result: "AskResult") -> dict[str, Any]:
-    from ccot_cli.models.methods.chain import ChainMethod
-
-    fields = asdict(result)
-    del fields["text"], fields["outside"]
-    if result.thoughts is None:
-        del fields["thoughts"], fields["verified"]
-    return {**fields, "chain": result.text} if isinstance(asker.method, ChainMethod) else fields
+    print_note_table(thoughts_table(thoughts, layer=layer, num_layers=num_layers), align=ALIGN)
+    print_note(f"the answer is {'verified' if is_verified else 'not verified'}")
 
 
 Line = tuple[int, bytes]
@@ -183,10 +220,10 @@ class ParsedLine(NamedTuple):
 
 
 def _answer_lines(
-    asker: "Asker",
+    asker: AnyAsker,
     groups: Iterable[list[Line]],
     source: str,
-    parse: Callable[["Asker", bytes], ParsedLine],
+    parse: Callable[[AnyAsker, bytes], ParsedLine],
     *,
     is_json: bool,
 ) -> None:
@@ -204,20 +241,24 @@ def _answer_lines(
         for group in groups:
             parsed = [parse(asker, content) for _, content in group]
             questions = [each.question for each in parsed if not each.error]
-            answered = asker.answer(questions) if questions else []
-            num_outside += sum(bool(result.outside) for result in answered)
+            answered: Sequence[AskResult | RemoteResult | UsageError] = asker.answer(questions) if questions else []
             results = iter(answered)
             for (number, _), line in zip(group, parsed, strict=True):
+                # A server checks a question only when it is asked.
+                result = UsageError(line.error) if line.error else next(results)
                 num_lines += 1
-                num_bad += bool(line.error)
-                result = None if line.error else next(results)
-                if is_json:
-                    outcome = _to_json(asker, result) if result else {"line": number, "error": line.error}
-                    print_json({**line.echoed, **outcome})
+                if isinstance(result, UsageError):
+                    num_bad += 1
+                    text, fields = "", {"line": number, "error": result.message}
+                    if not is_json:
+                        print_note(f"line {number}: {result.message}")
                 else:
-                    if line.error:
-                        print_note(f"line {number}: {line.error}")
-                    print_line(result.answer if result else "")
+                    num_outside += bool(result.outside)
+                    text, fields = result.answer, result.printed()
+                if is_json:
+                    print_json({**line.echoed, **fields})
+                else:
+                    print_line(text)
                 advance()
     if num_outside:
         print_note(
@@ -235,7 +276,7 @@ def _answer_lines(
 _JSON_LINES = 'write one JSON object a line: {"id": 1, "question": "..."}'
 
 
-def _parse_text(asker: "Asker", content: bytes) -> ParsedLine:
+def _parse_text(asker: AnyAsker, content: bytes) -> ParsedLine:
     """Take a whole line as its question."""
     try:
         return ParsedLine({}, asker.check(content.decode()))
@@ -243,7 +284,7 @@ def _parse_text(asker: "Asker", content: bytes) -> ParsedLine:
         return ParsedLine({}, "", error.message)
 
 
-def _parse_json(asker: "Asker", content: bytes) -> ParsedLine:
+def _parse_json(asker: AnyAsker, content: bytes) -> ParsedLine:
     """Read the question of a line of JSON, or say what is wrong with the line."""
     try:
         fields = strict_json(content)

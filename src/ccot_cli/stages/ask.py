@@ -2,16 +2,19 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
+from typing import Any
 
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
-from ccot_cli.stages.methods import CCOT, find_methods, needs_theta_alone
+from ccot_cli.names import CCOT
+from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone
 from ccot_cli.stages.thoughts import CheckedThought, check_thoughts
 from ccot_cli.workspace.workspace import Workspace
 
@@ -46,10 +49,20 @@ class AskResult:
     """
     outside: str
     """Why it is not in the domain; else empty."""
+    chain: str | None
+    """The text again, if the method writes a chain; else None."""
+    prompt_tokens: int
+    answer_tokens: int
     thoughts: list[CheckedThought] | None = None
     """What each contemplation token says; None if that was not asked for."""
     verified: bool | None = None
     """Whether the answer is the last verified number of the thoughts; None without thoughts."""
+
+    def printed(self) -> dict[str, Any]:
+        """Return what `--format json` prints."""
+        hidden = {"text", "outside", "prompt_tokens", "answer_tokens"}
+        hidden.update(name for name in ("chain", "thoughts", "verified") if getattr(self, name) is None)
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
 class Asker:
@@ -71,9 +84,16 @@ class Asker:
         method: str = CCOT,
         *,
         shows_thoughts: bool = False,
+        methods: Methods | None = None,
     ) -> None:
-        is_untrained = needs_theta_alone([] if method == CCOT else [method], [] if ratio is None else [ratio])
-        methods = find_methods(workspace, settings, may_have_none=is_untrained)
+        """Load a method.
+
+        Args:
+            methods: The workspace's methods, if they were found already; loading unloads another of them.
+        """
+        if methods is None:
+            is_untrained = needs_theta_alone([] if method == CCOT else [method], [] if ratio is None else [ratio])
+            methods = find_methods(workspace, settings, may_have_none=is_untrained)
         self.model = methods.theta.name
         self.theta = methods.theta
         self.method: Method = methods.named(method, ratio)
@@ -147,6 +167,9 @@ class Asker:
             text=reply.text.strip(),
             in_domain=None if self.domain is None else not outside,
             outside=outside,
+            chain=reply.text.strip() if isinstance(self.method, ChainMethod) else None,
+            prompt_tokens=len(self.theta.encoder.query(question)),
+            answer_tokens=reply.num_answer,
             thoughts=checked and checked.thoughts,
             verified=checked and checked.is_answer_verified,
         )

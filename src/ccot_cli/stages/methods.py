@@ -17,15 +17,22 @@ from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.loading import METHODS, fixed_ratio, load_method
 from ccot_cli.models.methods.method import Method, MethodInfo
 from ccot_cli.models.methods.prompting import prompted
-from ccot_cli.names import EMBEDDED, PRECOMPUTE, TRAIN_BASELINE, TRAIN_PSI, PromptingName, ratio_name
+from ccot_cli.names import (
+    CCOT,
+    EMBEDDED,
+    PRECOMPUTE,
+    TRAIN_BASELINE,
+    TRAIN_PSI,
+    USUAL_RATIO,
+    PromptingName,
+    ratio_name,
+)
 from ccot_cli.stages.inputs import load_matching_theta
 from ccot_cli.workspace.artifact import Artifact, read_whole
 from ccot_cli.workspace.workspace import Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
-CCOT, ALL = "ccot", "all"
-USUAL_RATIO = Decimal("0.1")
-"""Ratio that is asked for by default."""
+ALL = "all"
 Read = TypeVar("Read")
 PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
 
@@ -130,17 +137,24 @@ class Methods:
         Raises:
             MissingError: if it was not trained; names the ratios that were.
         """
+        return self._at(ratio).load()
+
+    def _at(self, ratio: Decimal) -> LoadableMethod:
         baseline = {Decimal(0): "direct", Decimal(1): "cot"}.get(ratio)
         if baseline in self.baselines:
-            return self.load_folder(self.baselines[baseline])
+            return LoadableMethod(ratio, baseline, partial(self.load_folder, self.baselines[baseline]))
         if ratio == 1:
-            return self._chain()
+            return LoadableMethod(ratio, "cot", self._chain)
         if ratio not in self.folders:
             raise self._untrained_ratio(ratio)
-        return self.load_folder(self.folders[ratio])
+        return LoadableMethod(ratio, CCOT, partial(self.load_folder, self.folders[ratio]))
 
     def named(self, name: str, ratio: Decimal | None) -> Method:
-        """Load a method by its name.
+        """Load the method that `find` finds."""
+        return self.find(name, ratio).load()
+
+    def find(self, name: str, ratio: Decimal | None) -> LoadableMethod:
+        """Find a method by its name.
 
         Args:
             ratio: By default 0.1, or the trained ratio nearest to it. A method with a fixed ratio ignores it.
@@ -153,7 +167,7 @@ class Methods:
             trained = [entry.ratio for entry in self._entries(()) if entry.name == name]
             ratio = min(trained, key=lambda known: abs(known - USUAL_RATIO), default=USUAL_RATIO)
         if name == CCOT:
-            return self.load(ratio)
+            return self._at(ratio)
         if name == ALL:
             raise UsageError("only one method can answer a question", fix=f"--method {CCOT}, or another method's name")
         entries = self.choose((name,))
@@ -164,7 +178,7 @@ class Methods:
                 f"no {name} was trained for ratio {ratio:f} in {self.location} (trained: {trained_ratios})",
                 fix=f"--ratio {entries[0].ratio:f}",
             )
-        return fitting[0].load()
+        return fitting[0]
 
     def load_folder(self, folder: Path) -> Method:
         """Load the method of a folder, with its adapters prepared, so that the first answer does not wait for them.

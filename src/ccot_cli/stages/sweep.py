@@ -16,12 +16,12 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.methods.loading import fixed_ratio
 from ccot_cli.models.training.recipes.registry import RECIPES
-from ccot_cli.names import SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
+from ccot_cli.names import CCOT, SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.evaluate import measure, problems_to_ask
-from ccot_cli.stages.methods import CCOT, Methods, baseline_key, find_methods
+from ccot_cli.stages.methods import Methods, baseline_key, find_methods
 from ccot_cli.stages.statistics import interval
 from ccot_cli.workspace.workspace import Workspace
 

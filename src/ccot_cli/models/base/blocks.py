@@ -10,6 +10,8 @@ Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import torch
@@ -102,6 +104,13 @@ class Blocks:
         self._logits_divisor = getattr(config, "logits_scaling", 1.0)
         self._largest_logit = getattr(config, "final_logit_softcapping", None)
         self._offload: Offload | None = None
+
+    def twin(self) -> "Blocks":
+        """Return the same parts as modules of their own, to which no adapter is attached; the weights are shared."""
+        weights = {id(weight): weight for weight in chain(self.model.parameters(), self.model.buffers())}
+        twin = Blocks(deepcopy(self.model, weights))
+        twin._offload = self._offload
+        return twin
 
     def to(self, device: torch.device, *, offload: bool = False) -> None:
         """Move the model to a device.

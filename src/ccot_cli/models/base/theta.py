@@ -6,7 +6,7 @@ never with remote code.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -90,6 +90,11 @@ class Theta:
         """The token id that ends every answer in training."""
         eos: int = self.encoder.tokenizer.eos_token_id
         return eos
+
+    def twin(self) -> "Theta":
+        """Return the same model with modules of its own, for other adapters; both share one copy of the weights."""
+        blocks = self.blocks.twin()
+        return replace(self, model=blocks.model, blocks=blocks)
 
     def require_resident(self, doing: str, *, instead: str = "") -> None:
         """Refuse an offloaded model for work whose gradients pass through several layers at once.
