@@ -127,7 +127,7 @@ def ask(
     is_json = format == "json" if input is None else format != "text"
     if show_thoughts and len(asked) != 1 and not is_json:
         raise UsageError("--show-thoughts of several questions is for JSON alone", fix="--format json")
-    changes = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
+    changes: dict[str, object] = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
     asker: AnyAsker = (
         _connect(server, [folder, *changes.values(), sets, show_thoughts], ratio, method)
         if server

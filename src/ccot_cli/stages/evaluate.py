@@ -23,9 +23,9 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
 from ccot_cli.models.methods.method import Method, Reply, Seconds
-from ccot_cli.names import EMBEDDED, EVAL
+from ccot_cli.names import CCOT, EMBEDDED, EVAL
 from ccot_cli.progress import Progress
-from ccot_cli.stages.methods import CCOT, LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
+from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
 from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
 from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, verification
 from ccot_cli.stages.validation import ask, is_right
