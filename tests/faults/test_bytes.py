@@ -21,7 +21,7 @@ KINDS = {
     "problems.jsonl",
     "shard-00000.safetensors",
     "selector.json",
-    "scores.safetensors",
+    "announcements.safetensors",
     "adapter_model.safetensors",
     "adapter_config.json",
     "end.safetensors",
