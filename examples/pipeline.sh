@@ -15,6 +15,6 @@ ccot train-baseline direct
 ccot eval --limit 200 --format json | jq -r '.rows[] | [.method, .ratio, .accuracy, .seconds_median] | @tsv'
 
 printf '%s\n' \
-  '{"id": "a", "question": "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"}' \
+  '{"id": "a", "question": "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"}' \
   '{"id": "b", "question": "Hugo has 42 stickers. Hugo uses 9 of the stickers. Hugo buys 4 more stickers. How many stickers does Hugo have?"}' |
   ccot ask --input - --ratio 0.1 | jq -r '[.id, .answer, .contemplation_tokens] | @tsv'

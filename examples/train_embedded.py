@@ -50,21 +50,16 @@ SETTINGS: dict[str, Any] = {
     "train_phi.lora_alpha": 128,
     "train_phi.taught_epochs": 3,
     "train_phi.epochs": 7,
-    "train_psi.epochs": 2,
+    "train_psi.epochs": 1,
 }
 """What differs from the settings of `ccot init`, with which training takes minutes."""
 RATIO = Decimal("0.1")
 """The ratio at which φ is trained from scratch; at the others it starts from that φ."""
 OTHER_RATIOS: dict[Decimal, dict[str, Any]] = {
-    Decimal("0.2"): {
-        "train_phi.start": ratio_name(RATIO),
-        "train_phi.taught_epochs": 0,
-        "train_phi.epochs": 2,
-        "train_phi.learning_rate": 0.005,
-    },
+    Decimal("0.3"): {"train_phi.start": ratio_name(RATIO), "train_phi.taught_epochs": 1, "train_phi.epochs": 3},
 }
 """Settings of the other ratios."""
-SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct", "pause")
+SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct",)
 
 
 def write_problems(people: Path) -> None:

@@ -20,7 +20,6 @@ from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.errors import MissingError
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
-from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
@@ -32,15 +31,19 @@ from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
 from ccot_cli.workspace.workspace import Workspace
 
-QUESTION = "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
+QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 
 
 TYPED = {
-    QUESTION: "6",
-    "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?": "15",
+    QUESTION: "15",
+    "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?": "6",
+    "Sara has 3 boxes with 8 crayons each. How many crayons does she have?": "24",
+    "There are 24 students in a class. 9 are boys. How many are girls?": "15",
+    "30 cookies are shared equally among 5 kids. How many cookies does each kid get?": "6",
+    "A farmer has 15 cows and twice as many sheep. How many sheep does he have?": "30",
 }
 """What a new user types, and the answers."""
-LEAST = [("1", "test", 40), ("1", "unseen", 24), ("0.1", "test", 32), ("0.1", "unseen", 20)]
+LEAST = [("1", "test", 40), ("1", "unseen", 24), ("0.3", "test", 26), ("0.3", "unseen", 18)]
 """By ratio and split, right answers to 64 problems of one to three steps that must not be missed."""
 
 
@@ -73,7 +76,7 @@ def test_it_solves_problems_that_training_never_saw(methods: Methods, ratio: str
 
 
 def test_it_answers_what_a_new_user_types() -> None:
-    answers = Asker(None, Settings(), Decimal("0.1")).ask_all(list(TYPED))
+    answers = Asker(None, Settings(), None).ask_all(list(TYPED))
     assert {question: result.answer for question, result in zip(TYPED, answers, strict=True)} == TYPED
     assert all(result.in_domain and result.confidence > 0 for result in answers)
 
@@ -88,24 +91,6 @@ def test_only_what_needs_training_asks_for_it(tmp_path: Path, capsys: pytest.Cap
         assert capsys.readouterr().err.splitlines()[-1] == f"fix:   ccot precompute -w {root}"
     with pytest.raises(MissingError, match="no finished 'precompute' stage"):
         load(Path(root))
-
-
-def test_most_answers_are_drafted_from_the_last_contemplation_token(
-    methods: Methods, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    questions = [problem.question for problem in load_test(Settings().data, limit=64, seed=7)]
-    drafted: list[int] = []
-    read = Draft.__call__
-
-    def watched(self: Draft, last_BD: torch.Tensor) -> torch.Tensor:
-        drafted.extend((found := read(self, last_BD)).tolist())
-        return found
-
-    monkeypatch.setattr(Draft, "__call__", watched)
-    method = methods.load(Decimal("0.1"))
-    replies = [reply for start in range(0, 64, 8) for reply in method.reply(questions[start : start + 8])[0]]
-    said = [methods.theta.encoder.tokenizer(reply.text).input_ids[:1] for reply in replies]
-    assert sum([token] == each for token, each in zip(drafted, said, strict=True)) >= 54  # about 59
 
 
 @pytest.fixture
@@ -124,7 +109,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_shipped_end_is_foretold(looks: list[int]) -> None:
     questions = [problem.question for problem in load_test(Settings().data, limit=30, seed=7)]
-    method = find_methods(None, Settings()).load(Decimal("0.1"))
+    method = find_methods(None, Settings()).load(Decimal("0.3"))
     tokens = sum(method.reply([question])[0][0].num_contemplation for question in questions)
     assert len(looks) <= 33  # about 30.5
     assert tokens <= sum(looks) <= tokens + 3
@@ -134,7 +119,7 @@ def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(
     questions = [problem.question for problem in load_test(Settings().data, limit=12, seed=7)]
     told, asked = {}, {}
     for engine in ("fast", "reference"):
-        method = find_methods(None, override(Settings(), {"decoding.engine": engine})).load(Decimal("0.1"))
+        method = find_methods(None, override(Settings(), {"decoding.engine": engine})).load(Decimal("0.3"))
         assert isinstance(method, CcotMethod)
         assert method.adapters.merges == (engine == "fast")
         looks.clear()
@@ -150,16 +135,16 @@ def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(
 
 
 def test_the_first_answer_merges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asker = Asker(None, Settings(), Decimal("0.1"))
+    asker = Asker(None, Settings(), Decimal("0.3"))
     # What merging asks PEFT for.
     monkeypatch.setattr(
         LoraLinear, "get_delta_weight", lambda *args: pytest.fail("merged while an answer is waited for")
     )
-    assert asker.answer([QUESTION])[0].answer == "6"
+    assert asker.answer([QUESTION])[0].answer == "15"
 
 
 def test_questions_of_like_length_are_answered_together_and_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    asker = Asker(None, Settings(), Decimal("0.1"))
+    asker = Asker(None, Settings(), Decimal("0.3"))
     questions = [problem.question for problem in load_test(Settings().data, limit=70, seed=7)]
     batches: list[list[int]] = []
     reply = type(asker.method).reply
@@ -177,11 +162,11 @@ def test_questions_of_like_length_are_answered_together_and_in_their_order(monke
 
 
 def test_what_a_cap_ended_is_marked(methods: Methods) -> None:
-    method = methods.load(Decimal("0.1"))
+    method = methods.load(Decimal("0.3"))
     assert isinstance(method, CcotMethod)
     endless = replace(method, end=replace(method.end, rule=method.end.rule.stricter(1e9)))
     [reply], _ = endless.reply([QUESTION])
-    assert (reply.is_truncated, reply.num_contemplation) == (True, 20)
+    assert (reply.is_truncated, reply.num_contemplation) == (True, 60)
     wordy = replace(method, decoding=method.decoding.model_copy(update={"max_answer_tokens": 1}))
     [reply], _ = wordy.reply([QUESTION])
     assert (reply.is_truncated, reply.num_answer) == (True, 1)
@@ -201,7 +186,7 @@ def test_prompts_hold_the_examples_and_the_encouragement(methods: Methods) -> No
 
 
 def test_every_shipped_ratio_answers_with_a_number(methods: Methods) -> None:
-    assert {Decimal(0), Decimal("0.1"), Decimal(1)} <= set(methods.ratios)
+    assert {Decimal(0), Decimal("0.1"), Decimal("0.3"), Decimal(1)} <= set(methods.ratios)
     for ratio in methods.ratios:
         [reply], seconds = methods.load(ratio).reply([QUESTION])
         assert reply.answer.isdigit()
@@ -230,12 +215,12 @@ def test_anywhere_ask_prints_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CCOT_WORKSPACE", raising=False)
-    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=dict(os.environ)) == "6\n"
+    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=dict(os.environ)) == "15\n"
     # A second start would take as long as the first.
     assert run(["ask", QUESTION, "--format", "json"]) == 0
     line = json.loads(capsys.readouterr().out)
     assert line["model"] == "embedded"
-    assert line["ratio"] == 0.1
+    assert line["ratio"] == 0.3
 
 
 @pytest.mark.slow
@@ -252,4 +237,4 @@ def test_the_wheel_alone_answers(tmp_path: Path) -> None:
     assert subprocess.run(where, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout.startswith(
         str(place)
     )
-    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=environ) == "6\n"
+    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=environ) == "15\n"

@@ -7,12 +7,12 @@ import pytest
 from ccot_cli import load
 from ccot_cli.errors import MissingError, UsageError
 
-QUESTION = "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
+QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 
 
 def test_without_a_folder_the_model_in_the_package_answers() -> None:
     result = load().ask(f"  {QUESTION}\n")
-    assert (result.answer, result.method, result.ratio, result.model) == ("6", "ccot", 0.1, "embedded")
+    assert (result.answer, result.method, result.ratio, result.model) == ("15", "ccot", 0.3, "embedded")
     assert result.contemplation_tokens > 0
     assert result.seconds > 0
     assert not result.truncated
@@ -24,8 +24,8 @@ def test_without_a_folder_the_model_in_the_package_answers() -> None:
     [
         (1, "ccot", ("cot", 1.0)),
         (0, "ccot", ("direct", 0.0)),
-        ("0.05", "ccot", ("ccot", 0.05)),
-        (None, "pause", ("pause", 0.1)),
+        ("0.1", "ccot", ("ccot", 0.1)),
+        (None, "zero-shot", ("zero-shot", 1.0)),
     ],
 )
 def test_a_ratio_and_a_method_choose_what_answers(

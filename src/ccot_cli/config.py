@@ -156,6 +156,8 @@ class DataConfig(Section):
     """Most validation problems; at most a tenth of a file's."""
     steps: Steps | None = None
     """Fewest and most reasoning steps of a problem; null: any."""
+    largest: int = Field(default=999, ge=20, le=999)
+    """Largest number in the problems of `embedded`."""
     seed: Seed = 0
     """Seed of the generators and of the choice of validation problems."""
 

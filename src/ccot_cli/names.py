@@ -45,6 +45,8 @@ MethodName = Literal["ccot", BaselineName]
 CCOT = "ccot"
 USUAL_RATIO = Decimal("0.1")
 """Ratio that is asked for by default."""
+EMBEDDED_RATIO = Decimal("0.3")
+"""The same for the methods in the package: they answer most questions at this one."""
 SMALLEST_RATIO = Decimal("0.000001")
 
 

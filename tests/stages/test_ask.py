@@ -35,7 +35,7 @@ def test_from_python_a_workspace_answers_as_it_does_from_the_command_line(make_r
     assert (found.in_domain, found.outside) == (None, "")
 
 
-QUESTION = "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
+QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Replies:
 def test_the_shipped_model_says_which_questions_it_has_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     asker = load(ratio=1)
     known, unknown = asker.ask_all([QUESTION, "What is the capital of France?"])
-    assert (known.answer, known.in_domain, known.outside) == ("6", True, "")
+    assert (known.answer, known.in_domain, known.outside) == ("15", True, "")
     assert (unknown.in_domain, unknown.outside) == (False, "there is no number in it")
     replies = {
-        "": Reply("6", "#### 6", 9, 1, is_truncated=False, confidence=0.9),
-        "the answer did not come to an end": Reply("6", "#### 6", 9, 1, is_truncated=True, confidence=0.9),
+        "": Reply("15", "#### 15", 9, 1, is_truncated=False, confidence=0.9),
+        "the answer did not come to an end": Reply("15", "#### 15", 9, 1, is_truncated=True, confidence=0.9),
         # The last number of a chain without `####` is taken for its answer.
-        "there is no final answer": Reply("6", "That is 6.", 9, 0, is_truncated=False, confidence=0.9),
+        "there is no final answer": Reply("15", "That is 15.", 9, 0, is_truncated=False, confidence=0.9),
     }
     for reason, reply in replies.items():
         monkeypatch.setattr(asker, "method", Replies(reply))
@@ -70,6 +70,6 @@ def test_the_shipped_model_says_which_questions_it_has_learned(monkeypatch: pyte
     assert asker.domain is not None
     monkeypatch.setattr(asker, "domain", replace(asker.domain, least_confidence=0.5))
     for confidence, reason in ((0.5, ""), (0.41, "the model is not sure of a number (confidence 0.41)")):
-        reply = Reply("6", "#### 6", 9, 1, is_truncated=False, confidence=confidence)
+        reply = Reply("15", "#### 15", 9, 1, is_truncated=False, confidence=confidence)
         monkeypatch.setattr(asker, "method", Replies(reply))
         assert asker.ask(QUESTION).outside == reason

@@ -33,7 +33,7 @@ def names(methods: Methods, *arguments: object) -> list[tuple[str, str]]:
 def test_a_ratio_chooses_among_methods_that_come_in_ratios(shipped: Methods) -> None:
     tenth = [Decimal("0.1")]
     assert names(shipped, ("ccot",), tenth) == [("ccot", "0.1")]
-    assert names(shipped, (), tenth) == [("ccot", "0.1"), ("pause", "0.1")]
+    assert names(shipped, (), tenth) == [("ccot", "0.1")]
     # A method that was named and has a fixed ratio is chosen, whatever the ratio.
     assert names(shipped, ("ccot", "direct", "cot"), tenth) == [("direct", "0"), ("ccot", "0.1"), ("cot", "1")]
     assert names(shipped, ("ccot", "few-shot"), tenth) == [("ccot", "0.1"), ("few-shot", "1")]

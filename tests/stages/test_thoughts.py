@@ -17,13 +17,14 @@ def reply(answer: str, *thoughts: Thought, confidence: float = 0.9) -> Reply:
     return Reply(answer, answer, len(thoughts), 1, is_truncated=False, confidence=confidence, thoughts=list(thoughts))
 
 
-THOUGHTS = (thought((" pens", 0.6), (" 19", 0.3)), thought((".", 0.9), (" 2", 0.1), lower=(("38", 0.8), (" 40", 0.1))))
+THOUGHTS = (thought((" 19", 0.3), (" pens", 0.2)), thought((".", 0.9), (" 2", 0.1), lower=(("38", 0.8), (" 40", 0.1))))
 
 
-def test_a_thought_s_number_is_the_likeliest_of_both_indices() -> None:
+def test_a_thought_s_number_is_the_likelier_first_word_of_both_indices() -> None:
     assert [top_number(each) for each in THOUGHTS] == [Word(" 19", 0.3), Word("38", 0.8)]
     assert [result_of(each) for each in THOUGHTS] == [19, 38]
-    assert top_number(thought((" pens", 1.0))) is None
+    assert top_number(thought((" pens", 0.6), (" 19", 0.3), lower=(("2", 0.2), ("7", 0.1)))) == Word("2", 0.2)
+    assert top_number(thought((" pens", 0.6), (" 19", 0.3))) is None
     assert result_of(thought((" pens", 1.0))) is None
 
 

@@ -27,7 +27,7 @@ from ccot_cli.cli.options import (
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
-from ccot_cli.names import CCOT, DEFAULT_PORT, SERVER_VARIABLE, USUAL_RATIO
+from ccot_cli.names import CCOT, DEFAULT_PORT, EMBEDDED_RATIO, SERVER_VARIABLE, USUAL_RATIO
 
 if TYPE_CHECKING:
     from ccot_cli.client import RemoteAsker, RemoteResult
@@ -56,8 +56,8 @@ def ask(
             "-r",
             parser=read_ratio,
             metavar="RATIO",
-            help="Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.1, or the"
-            " trained one that is nearest to it.",
+            help="Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.3 of the"
+            " methods in the package; in a workspace 0.1, or the trained one that is nearest to it.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -133,7 +133,7 @@ def ask(
         if server
         else _load(folder, changes, sets, ratio, method, shows_thoughts=show_thoughts)
     )
-    if ratio is None and asker.method.name == CCOT and asker.method.ratio != USUAL_RATIO:
+    if ratio is None and asker.method.name == CCOT and asker.method.ratio not in (USUAL_RATIO, EMBEDDED_RATIO):
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO}")
     if len(asked) == 1:
         _answer_one(asker, asked[0][1].decode(), is_json=is_json)

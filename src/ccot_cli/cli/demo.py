@@ -13,7 +13,7 @@ from ccot_cli.cli.options import WHERE, ThreadsOption
 from ccot_cli.errors import UsageError
 from ccot_cli.names import SETTINGS_FILE
 
-QUESTION = "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
+QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 RATIO = Decimal("0.3")
 """Three tokens for each line of a chain, which φ learns far sooner than one."""
 SUBSET, STEPS = "two_steps", (2, 2)

@@ -152,7 +152,8 @@ def _generate(
         UsageError: if it has no such subset, or no problems of so many steps.
     """
     try:
-        taken = list(islice(generate(split, seed=seed, steps=steps, subset=config.subset), count))
+        problems = generate(split, seed=seed, steps=steps, subset=config.subset, largest=config.largest)
+        taken = list(islice(problems, count))
     except ValueError as error:
         raise UsageError(
             f"the {EMBEDDED} problems: {error}", fix="change data.steps (--steps) or data.subset"

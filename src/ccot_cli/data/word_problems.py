@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Literal
 
-from ccot_cli.data.families import WordProblem, families, tell
+from ccot_cli.data.families import LARGEST, WordProblem, families, tell
 from ccot_cli.data.stories import MOST_STEPS, tell_story
 
 Split = Literal["train", "validation", "test", "unseen"]
@@ -28,13 +28,19 @@ def subsets() -> list[str]:
 
 
 def generate(
-    split: Split, *, seed: int = 0, steps: tuple[int, int] | None = None, subset: str | None = None
+    split: Split,
+    *,
+    seed: int = 0,
+    steps: tuple[int, int] | None = None,
+    subset: str | None = None,
+    largest: int = LARGEST,
 ) -> Iterator[WordProblem]:
     """Yield different problems of one split without end; every form is equally likely.
 
     Args:
         steps: Fewest and most reasoning steps; None: any.
         subset: One of `subsets()`; None: all.
+        largest: Largest number, given or computed.
 
     Raises:
         ValueError: if there is no such split or subset, or no problem has so many steps.
@@ -64,6 +70,7 @@ def generate(
         else:
             problem = tell(rng, *rng.choice(choices))
         digest = hashlib.blake2b(problem.question.encode(), digest_size=12).digest()
-        if problem.split == ("test" if is_unseen else split) and digest not in seen:
+        is_wanted = problem.split == ("test" if is_unseen else split) and max(problem.numbers) <= largest
+        if is_wanted and digest not in seen:
             seen.add(digest)
             yield problem

@@ -20,6 +20,7 @@ from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.names import (
     CCOT,
     EMBEDDED,
+    EMBEDDED_RATIO,
     PRECOMPUTE,
     TRAIN_BASELINE,
     TRAIN_PSI,
@@ -157,7 +158,8 @@ class Methods:
         """Find a method by its name.
 
         Args:
-            ratio: By default 0.1, or the trained ratio nearest to it. A method with a fixed ratio ignores it.
+            ratio: By default 0.3 in the package; else 0.1, or the trained ratio nearest to it. A method with a fixed
+                ratio ignores it.
 
         Raises:
             UsageError: if there is no method of that name.
@@ -165,7 +167,8 @@ class Methods:
         """
         if ratio is None:
             trained = [entry.ratio for entry in self._entries(()) if entry.name == name]
-            ratio = min(trained, key=lambda known: abs(known - USUAL_RATIO), default=USUAL_RATIO)
+            usual = USUAL_RATIO if self.workspace else EMBEDDED_RATIO
+            ratio = min(trained, key=lambda known: abs(known - usual), default=usual)
         if name == CCOT:
             return self._at(ratio)
         if name == ALL:

@@ -46,12 +46,13 @@ def check_thoughts(question: str, reply: Reply) -> Checked:
 
 
 def top_number(thought: Thought) -> Word | None:
-    """Return the likeliest number among the top words of both indices; None if none of them is a number.
+    """Return the likelier of the first words of both indices that are numbers; None if neither is.
 
     A token announces a result at index L if its state there imitates a text token's. Nothing but END and the draft
     reads that state, so it may say less than the state at index l does.
     """
-    numbers = (word for word in (*thought.words, *thought.lower_words) if read_number(word.text) is not None)
+    firsts = (*thought.words[:1], *thought.lower_words[:1])
+    numbers = (word for word in firsts if read_number(word.text) is not None)
     return max(numbers, key=lambda word: word.probability, default=None)
 
 
