@@ -127,6 +127,7 @@ def test_the_tutorial_ends_with_the_settings_of_the_demo(tmp_path: Path) -> None
         "ratios": (demo.RATIO,),
         "data.limit": demo.NUM_TRAIN,
         "data.subset": demo.SUBSET,
+        "data.largest": demo.LARGEST,
         "data.steps": demo.STEPS,
         "train_phi.taught_epochs": demo.TAUGHT_EPOCHS,
         "train_phi.epochs": demo.EPOCHS,

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,11 @@ def test_embedded_problems_have_a_second_test_split() -> None:
     assert [len(each) for each in (loaded.train, loaded.validation, test, unseen)] == [5] * 4
     assert (test[0].id, unseen[0].id) == ("test-0-0", "unseen-0-0")
     assert len({problem.question for problem in [*loaded.train, *loaded.validation, *test, *unseen]}) == 20
+
+
+def test_embedded_problems_may_have_small_numbers_alone() -> None:
+    problems = load_test(DataConfig(largest=20), limit=50, seed=0)
+    assert max(int(number) for each in problems for number in re.findall(r"\d+", each.chain)) <= 20
 
 
 def test_embedded_problems_may_be_those_of_one_file_of_forms() -> None:

@@ -16,10 +16,10 @@ from ccot_cli.names import SETTINGS_FILE
 QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 RATIO = Decimal("0.3")
 """Three tokens for each line of a chain, which φ learns far sooner than one."""
-SUBSET, STEPS = "two_steps", (2, 2)
-"""Few forms of short problems, because φ learns these within minutes."""
+SUBSET, STEPS, LARGEST = "two_steps", (2, 2), 50
+"""Few forms of short problems, and small numbers, because φ and ψ learn these within minutes."""
 NUM_TRAIN, NUM_TEST = 4000, 400
-TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 3
+TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 6
 
 
 def demo(
@@ -42,7 +42,7 @@ def demo(
 def _run_all(folder: Path, threads: int | None) -> None:
     """Run every stage, and show the command of each."""
     if not (folder / SETTINGS_FILE).exists():
-        sets = [f"ratios=[{RATIO}]", f"data.subset={SUBSET}"]
+        sets = [f"ratios=[{RATIO}]", f"data.subset={SUBSET}", f"data.largest={LARGEST}"]
         _show("init", str(folder), *(word for each in sets for word in ("--set", each)))
         init.init(folder, sets=sets)
     where = ("-w", str(folder), *(("--threads", str(threads)) if threads else ()))
