@@ -69,7 +69,7 @@ def test_a_layer_whose_checkpoint_was_not_written_is_trained(
         run.precompute()
         run.score()
     whole.train_phi()
-    calls, save = [], train_phi.save_file
+    calls, save = [], train_phi.save_checkpoint
 
     def fail_once(*arguments: object) -> None:
         calls.append(arguments)
@@ -77,7 +77,7 @@ def test_a_layer_whose_checkpoint_was_not_written_is_trained(
             raise KeyboardInterrupt  # the log tells of two layers then, the checkpoint of one
         save(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(train_phi, "save_file", fail_once)
+    monkeypatch.setattr(train_phi, "save_checkpoint", fail_once)
     with pytest.raises(KeyboardInterrupt):
         halted.train_phi()
     halted.train_phi()
