@@ -113,7 +113,7 @@ def ask(
         raise UsageError("a question and --input were both given", fix="give one of them")
     asked = _read_questions(question) if input is None else []
     groups = _open_lines(input) if input is not None else list(_grouped(asked))
-    changes = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
+    changes: dict[str, object] = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
     asker: AnyAsker = (
         _connect(server, [folder, *changes.values(), sets], ratio, method)
         if server
