@@ -203,7 +203,7 @@ class Offloaded:
 def encoded_problems(theta: Theta, count: int) -> list[EncodedProblem]:
     """Encode word problems of two and three steps as the model reads them."""
     problems = []
-    for number, problem in enumerate(islice(generate("train", max_steps=3), count)):
+    for number, problem in enumerate(islice(generate("train", steps=(2, 3), subset="stories"), count)):
         chain, answer = split_solution(problem.solution)
         problems.append(theta.encoder.problem(Problem(str(number), problem.question, chain, answer)))
     return problems
