@@ -13,7 +13,7 @@ prediction is a whole number that is neither question's answer, so that no other
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import groupby
@@ -29,6 +29,7 @@ from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct, read_after_marker
 from ccot_cli.data.arithmetic import equations_in, recompute, write_number
 from ccot_cli.data.problems import Problem
+from ccot_cli.errors import UsageError
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.psi import decode
@@ -37,8 +38,6 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import Reply
 from ccot_cli.models.methods.patching import patch
-from ccot_cli.names import CCOT
-from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.evaluate import problems_to_ask
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.stages.statistics import wilson
@@ -81,7 +80,12 @@ def predict(one: Solved, donor: Solved, place: int) -> Fraction | None:
     own, other = result_of(one.reply.thoughts[place]), result_of(donor.reply.thoughts[place])
     steps = equations_in(one.problem.chain)
     results = [step.result for step in steps]
-    if own not in results or other is None or other not in [step.result for step in equations_in(donor.problem.chain)]:
+    if (
+        own is None
+        or own not in results
+        or other is None
+        or other not in [step.result for step in equations_in(donor.problem.chain)]
+    ):
         return None
     predicted = recompute(steps, results.index(own), other)
     if predicted is None or predicted.denominator != 1 or predicted < 0:
@@ -154,9 +158,12 @@ def main(
 ) -> None:
     workspace = None if folder is None else Workspace.open(folder)
     settings, progress = workspace.settings if workspace else Settings(), TerminalProgress()
-    method = Asker(workspace, settings, ratio, CCOT, shows_thoughts=True).method
-    assert isinstance(method, CcotMethod)
-    problems = problems_to_ask(find_methods(workspace, settings), settings, limit, progress)
+    methods = find_methods(workspace, settings)
+    problems = problems_to_ask(methods, settings, limit, progress)
+    method = methods.named(CCOT, ratio)
+    if not isinstance(method, CcotMethod):
+        raise UsageError(f"{method.name} has no contemplation tokens", fix="a ratio between 0 and 1")
+    method = replace(method, reads_thoughts=True)
     solved = [
         Solved(problem, reply)
         for batch, replies, _ in ask(method, problems, BATCH_SIZE, "questions", progress)

@@ -87,7 +87,8 @@ def check(question: str, results: Sequence[Fraction | None], answer: str) -> Che
         results: In the order in which they were computed; None stands for a text that is no number.
     """
     known = Counter(numbers_in(question))
-    equations, last = [], None
+    equations: list[str] = []
+    last: Fraction | None = None
     for result in results:
         equation = "" if result is None else _derive(result, known)
         equations.append(equation)
@@ -100,7 +101,7 @@ def check(question: str, results: Sequence[Fraction | None], answer: str) -> Che
 def _derive(result: Fraction, known: Counter[Fraction]) -> str:
     """Return the first equation of two known numbers that has this result; empty if there is none."""
     for one in known:
-        others = {
+        others: dict[str, Fraction | None] = {
             "+": result - one,
             "-": one - result,
             "*": result / one if one else None,

