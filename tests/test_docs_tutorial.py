@@ -157,7 +157,13 @@ def anchors(text: str) -> set[str]:
 
 def test_every_error_that_troubleshooting_names_is_one_that_is_raised() -> None:
     # Of the system, of the command line's library, and of what is printed as JSON.
-    others = {"pip install .", "no space left", "No such option: -5", '"truncated": true'}
+    others = {
+        "pip install .",
+        "no space left",
+        "No such option: -5",
+        '"truncated": true',
+        "checkpoint.safetensors is damaged",
+    }
     texts = [(ROOT / "Makefile").read_text(encoding="utf-8")]
     for path in (ROOT / "src").rglob("*.py"):
         texts += literals(path.read_text(encoding="utf-8"))

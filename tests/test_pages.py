@@ -32,7 +32,12 @@ def test_what_the_documents_point_to_is_there() -> None:
 def test_the_page_of_fields_has_all_that_ask_and_eval_print() -> None:
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     asked, evaluated = page.split("## `ccot eval`")
-    printed = {field.name for kind in (AskResult, CheckedThought) for field in fields(kind)} - {"text", "outside"}
+    printed = {field.name for kind in (AskResult, CheckedThought) for field in fields(kind)} - {
+        "text",
+        "outside",
+        "prompt_tokens",
+        "answer_tokens",
+    }
     assert {name for name in printed if f"`{name}`" not in asked} == set()
     printed = {
         field.name

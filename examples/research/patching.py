@@ -38,6 +38,7 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import Reply
 from ccot_cli.models.methods.patching import patch
+from ccot_cli.names import CCOT
 from ccot_cli.stages.evaluate import problems_to_ask
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.stages.statistics import wilson

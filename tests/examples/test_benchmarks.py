@@ -45,7 +45,7 @@ def test_the_ratio_of_a_round_is_formed_within_it(benchmark: Callable[[str], Mod
         ("precompute", {"problems": [10], "shape": "4x64", "repeats": 1}, 2),
         # Times of three ratios, answering at once and PAUSE; padding of the ratios and of the chain; three ratios with
         # END asked after every token, two undrafted; reading ahead.
-        ("questions", {"batch_size": [2], "problems": 3, "lines": 3, "repeats": 1}, 15),
+        ("questions", {"batch_size": [2], "problems": 3, "lines": 3, "repeats": 1}, 9),
     ],
 )
 def test_benchmarks_say_their_ratios(

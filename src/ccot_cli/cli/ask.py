@@ -112,7 +112,7 @@ def ask(
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
-    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --ratio 0.2
+    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --ratio 0.3
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --method cot
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
     ccot ask < questions.txt

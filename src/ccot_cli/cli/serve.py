@@ -53,7 +53,7 @@ def serve(
     sets: SetOption = None,
     engine: EngineOption = None,
 ) -> None:
-    """Load a model once and answer questions over HTTP, for `ccot ask --server` and clients of OpenAI's chat API.
+    """Load a model once and answer questions over HTTP, for `ccot ask --server URL` and clients of OpenAI's chat API.
 
     ccot serve
     ccot serve -w my-run --port 8001
