@@ -11,7 +11,8 @@ from stages.runs import MakeRun, Told, flip_a_bit, tensors_of
 
 
 def test_queries_that_are_too_large_to_keep_are_run_anew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, fresh = make_run("kept"), make_run("fresh")
+    short = {"data.steps": (2, 2), "data.subset": "two_steps"}
+    kept, fresh = make_run("kept", **short), make_run("fresh", **short)
     for run in (kept, fresh):
         run.precompute()
         run.score()
@@ -26,7 +27,7 @@ def test_queries_that_are_too_large_to_keep_are_run_anew(make_run: MakeRun, monk
         one, other = (tensors_of(run.workspace.folder(stage, "r0.10")) for run in (kept, fresh))
         assert one.keys() == other.keys()
         for name, tensor in one.items():
-            torch.testing.assert_close(tensor, other[name], atol=0.1, rtol=0.05)
+            torch.testing.assert_close(tensor, other[name], atol=5e-3, rtol=1e-2)
 
 
 def test_all_training_shares_the_kept_queries(make_run: MakeRun) -> None:

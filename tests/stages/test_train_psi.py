@@ -226,7 +226,7 @@ def test_end_is_as_sure_as_the_settings_ask_and_fitted_with_the_draft_on_what_ps
 
 @pytest.mark.parametrize("ends", ["exact", "late"])
 def test_a_higher_end_threshold_never_ends_earlier_and_0_is_ends_own_rule(make_run: MakeRun, ends: str) -> None:
-    run = make_run(**{"train_psi.ends": ends})
+    run = make_run(**{"train_psi.ends": ends, "data.limit": 40})
     run.precompute()
     run.score()
     run.train_phi()
@@ -247,3 +247,4 @@ def test_a_higher_end_threshold_never_ends_earlier_and_0_is_ends_own_rule(make_r
     assert set(counts[-1]) == {20}, "the cap alone ends them"
     for lower, higher in pairwise(counts):
         assert all(one <= other for one, other in zip(lower, higher, strict=True))
+    assert counts[1] != counts[2]

@@ -130,7 +130,7 @@ def test_a_layer_in_micro_batches_learns_what_it_learns_in_whole_ones(make_theta
         list(train_layerwise(adapters, examples, examples[:2], layerwise_config(batch_size=5, micro_batch_size=size)))
         states.append(adapters.state(PHI))
     for name, expected in states[0].items():
-        torch.testing.assert_close(states[1][name], expected, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(states[1][name], expected, atol=1e-5, rtol=1e-4)
 
 
 def bytes_of_tensors() -> int:

@@ -103,9 +103,9 @@ def test_in_bfloat16_psi_learns_what_it_learns_in_float32(make_theta: MakeTheta)
         adapters = shaken(theta, PHI)
         alone = psi_training(adapters, psi_examples(theta), trains_above=False)
         assert alone.part_loss([0, 1], [0, 1]).dtype == torch.float32
-        training = psi_training(adapters, psi_examples(theta))
+        training = psi_training(adapters, psi_examples(theta), learning_rate=2e-2)
         losses.append(list(training.steps()))
-    assert losses[1] == pytest.approx(losses[0], rel=0.15)
+    assert losses[1] == pytest.approx(losses[0], rel=0.03)
     assert sum(losses[1][-3:]) < 0.9 * sum(losses[1][:3])
 
 
