@@ -15,7 +15,7 @@ import pytest
 from conftest import GSM8K
 
 from ccot_cli.config import DataConfig
-from ccot_cli.data import rows
+from ccot_cli.data import rows, word_problems
 from ccot_cli.data.problems import Problem, load_test, load_training, read_chain, split_solution
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 
@@ -170,6 +170,12 @@ def test_embedded_problems_may_be_those_of_one_file_of_forms() -> None:
     assert (
         load_test(DataConfig(subset="stories"), limit=5, seed=0) == stories != load_test(DataConfig(), limit=5, seed=0)
     )
+
+
+def test_a_search_for_problems_that_hardly_exist_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_problems, "MOST_MISSES", 30)
+    with pytest.raises(UsageError, match=r"there are only \d+ problems of this kind to be found"):
+        load_test(DataConfig(largest=20, subset="stories"), limit=50, seed=0, steps=(10, 10))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_
     assert same_tensors(thick.workspace.folder("score", "r0.10"), thin.workspace.folder("score", "r0.10"))
 
 
-
 def test_theta_does_not_run_again_if_every_index_is_stored(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     run.precompute()

@@ -20,6 +20,8 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test", "unseen")
 STORY_PROBABILITY = 0.25
 """How often a problem is a story, if its number of steps allows both."""
 STORIES = "stories"
+MOST_MISSES = 20_000
+"""Problems in a row that are of another split, too large or known already, after which there are taken to be no more."""
 
 
 def subsets() -> list[str]:
@@ -43,7 +45,7 @@ def generate(
         largest: Largest number, given or computed.
 
     Raises:
-        ValueError: if there is no such split or subset, or no problem has so many steps.
+        ValueError: if there is no such split or subset, no problem has so many steps, or there are no more problems.
     """
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
@@ -64,7 +66,8 @@ def generate(
         raise ValueError(f"no problem of {subset!r} has {fewest} to {most} steps")
     rng = random.Random(f"everyday/{split}/{seed}")
     seen: set[bytes] = set()
-    while True:
+    num_missed = 0
+    while num_missed < MOST_MISSES:
         if rng.random() < story_probability:
             problem = tell_story(rng, rng.randint(fewest, most), is_unseen=is_unseen)
         else:
@@ -73,4 +76,8 @@ def generate(
         is_wanted = problem.split == ("test" if is_unseen else split) and max(problem.numbers) <= largest
         if is_wanted and digest not in seen:
             seen.add(digest)
+            num_missed = 0
             yield problem
+        else:
+            num_missed += 1
+    raise ValueError(f"there are only {len(seen):,} problems of this kind to be found")

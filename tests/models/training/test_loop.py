@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, islice
+from math import isnan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,11 @@ import torch
 from conftest import MakeTheta, shaken
 from trainers import joint_training, phi_examples, psi_examples, psi_training
 
+from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.training import loop
-from ccot_cli.models.training.loop import Judgement, Training, train
+from ccot_cli.models.training.loop import Judgement, Training, read_lines, train, write_lines
 from ccot_cli.progress import Progress
 
 
@@ -118,3 +120,13 @@ def test_the_tokens_of_phis_steps_are_those_of_queries_and_contemplation(llama: 
     training = joint_training(shaken(llama), examples, taught_epochs=1, epochs=1)
     counted = [line["tokens"] for line in run(training, tmp_path, Progress())]
     assert sum(counted) == 2 * sum(len(each.query) + len(each.gold_JID) - 1 for each in examples)
+
+
+def test_a_log_with_a_step_that_was_not_finite_can_be_read_again(tmp_path: Path) -> None:
+    write_lines(tmp_path / "log.jsonl", [{"step": 1, "loss": float("nan"), "norm": None}, {"step": 2, "loss": 0.5}])
+    bad, good = read_lines(tmp_path / "log.jsonl")
+    assert isnan(bad["loss"])
+    assert good == {"step": 2, "loss": 0.5}
+    (tmp_path / "log.jsonl").write_text('{"step": 1')
+    with pytest.raises(CorruptError, match="is damaged"):
+        read_lines(tmp_path / "log.jsonl")
