@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Train the comparisons of docs/results.md that need many small φ: hours on two cores. A stopped run continues.
+# Train comparisons that need many small φ: hours on two cores. A stopped run continues. The tables of docs/results.md
+# were made by these commands on θ-tiny, the earlier model in the package.
 #
 #     examples/ablations.sh             # in build/ablation
 #     examples/ablations.sh FOLDER

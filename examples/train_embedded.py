@@ -151,7 +151,10 @@ def write_card(test_people: Path | None) -> None:
     figures = measure(test_people)
     write_json(EMBEDDED_FOLDER / "metrics.json", figures)
     runs = json.loads((EMBEDDED_FOLDER / "training.json").read_text())
-    tables = [f"{SETS[name]}\n\n{accuracies(result['rows'])}" for name, result in figures.items()]
+    tables = [
+        f"{SETS[name].format(n=result['rows'][0]['n'])}\n\n{accuracies(result['rows'])}"
+        for name, result in figures.items()
+    ]
     card = CARD.format(
         runs="\n".join(f"| {number} | {run['steps']:,} | {run['what']} |" for number, run in enumerate(runs, 1)),
         tables="\n\n".join(tables),
@@ -174,10 +177,10 @@ def accuracies(rows: list[dict[str, Any]]) -> str:
 
 
 SETS = {
-    "test": "1,000 problems of the generator's test split, 1 to 10 steps; no problem or numbers of training are in it:",
-    "unseen": "1,000 of its test problems in forms of text that training never saw (`unseen`):",
-    "10 steps": "300 of its test problems of 10 steps:",
-    "people": "1,244 problems of one or two steps that people wrote, with whole numbers below 1,000 (see below):",
+    "test": "{n:,} problems of the generator's test split, 1 to 10 steps; no problem or numbers of training are in it:",
+    "unseen": "{n:,} of its test problems in forms of text that training never saw (`unseen`):",
+    "10 steps": "{n:,} of its test problems of 10 steps:",
+    "people": "{n:,} problems of one or two steps that people wrote, with whole numbers below 1,000 (see below):",
 }
 
 CARD = """# The embedded model
@@ -196,8 +199,9 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
 - θ's examples: 85 % are fresh problems of the generator's train split; in 15 % of these, nouns and names are words that
   do not exist. 10 % are sums alone. 5 % are problems of GSM8K's training file (MIT; Cobbe et al., 2021) whose steps are
   whole numbers below 1,000; one in ten of them is held out. The tokenizer is from the first run.
-- The methods: `python examples/train_embedded.py --people gsm8k.jsonl`, on 50,000 such problems of 1 to 6 steps, with
-  the settings of `ccot init` except those that the script names, seed 0.
+- The methods: on 50,000 such problems of 1 to 6 steps, with the settings of `ccot init` except those that
+  `examples/train_embedded.py` names, seed 0. The problems are the script's, byte for byte; the stages were run one by
+  one, with code that kept ψ's and `direct`'s last weights instead of their best ones.
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - Stored in bfloat16, computed in float32 on a CPU.
 

@@ -37,12 +37,12 @@ def read_people(path: Path) -> list[Solved]:
         if len(steps) == len(chain) > 0 and answer.isdigit() and max(*numbers, int(answer)) <= LARGEST:
             lines = [write_step(*step) for step in steps]
             chosen.append((" ".join(row["question"].split()), "\n".join([*lines, f"#### {answer}"])))
-    return [solved for solved in chosen if not is_held_out(solved)]
+    return [each for each in chosen if not is_held_out(each)]
 
 
-def is_held_out(solved: Solved) -> bool:
+def is_held_out(told: Solved) -> bool:
     """Tell whether training never sees a problem that people wrote; one in ten is."""
-    return hashlib.sha256(solved[0].encode()).digest()[0] < 26
+    return hashlib.sha256(told[0].encode()).digest()[0] < 26
 
 
 def replaceable_stems() -> list[str]:

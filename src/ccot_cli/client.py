@@ -59,6 +59,7 @@ class RemoteAsker:
         try:
             self._model = str(found["id"])
             self.method = RemoteMethod(str(found["method"]), parse_ratio(found["ratio"]))
+            self.usual_ratio = parse_ratio(found["usual_ratio"])
         except (KeyError, ValueError):
             raise self._server.is_another() from None
 

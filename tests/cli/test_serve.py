@@ -36,6 +36,7 @@ class Catalogue:
 
     usual: Model = CCOT_MODEL
     all: list[Model] = field(default_factory=lambda: [DIRECT_MODEL, CCOT_MODEL])
+    usual_ratio: Decimal = Decimal("0.1")
 
     def find(self, name: str, method: str | None = None, ratio: Decimal | None = None) -> Model:
         known = {"ccot": self.usual, "direct": DIRECT_MODEL, **{model.id: model for model in self.all}}
@@ -347,10 +348,10 @@ class TestAsk:
         assert not {"torch", "transformers", "peft", "fastapi", "ccot_cli.config"} & {*modules.split()}
 
     def test_the_nearest_ratio_is_named(self, serve: Serve, capsys: Output) -> None:
-        nearest = Model("ccot", Decimal("0.2"))
+        nearest = Model("ccot", Decimal("0.3"))
         url = serve(Catalogue(nearest, [nearest])).url
         _, err = output(capsys, "ask", "--server", url, "x")
-        assert err == "at --ratio 0.2, the trained one that is nearest to 0.1\n"
+        assert err == "at --ratio 0.3, the trained one that is nearest to 0.1\n"
 
     def test_a_full_queue_is_asked_again(self, serve: Serve, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
         slept: list[float] = []

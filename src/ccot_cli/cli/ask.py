@@ -27,7 +27,7 @@ from ccot_cli.cli.options import (
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
-from ccot_cli.names import CCOT, DEFAULT_PORT, EMBEDDED_RATIO, SERVER_VARIABLE, USUAL_RATIO
+from ccot_cli.names import CCOT, DEFAULT_PORT, SERVER_VARIABLE
 
 if TYPE_CHECKING:
     from ccot_cli.client import RemoteAsker, RemoteResult
@@ -133,8 +133,8 @@ def ask(
         if server
         else _load(folder, changes, sets, ratio, method, shows_thoughts=show_thoughts)
     )
-    if ratio is None and asker.method.name == CCOT and asker.method.ratio not in (USUAL_RATIO, EMBEDDED_RATIO):
-        print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO}")
+    if ratio is None and asker.method.name == CCOT and asker.method.ratio != asker.usual_ratio:
+        print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {asker.usual_ratio:f}")
     if len(asked) == 1:
         _answer_one(asker, asked[0][1].decode(), is_json=is_json)
     elif input is None:

@@ -21,7 +21,7 @@ STORY_PROBABILITY = 0.25
 """How often a problem is a story, if its number of steps allows both."""
 STORIES = "stories"
 MOST_MISSES = 20_000
-"""Problems in a row that are of another split, too large or known already, after which there are taken to be no more."""
+"""Problems in a row that are of another split, too large or known, after which there are taken to be no more."""
 
 
 def subsets() -> list[str]:

@@ -96,6 +96,7 @@ class Asker:
             methods = find_methods(workspace, settings, may_have_none=is_untrained)
         self.model = methods.theta.name
         self.theta = methods.theta
+        self.usual_ratio = methods.usual_ratio
         self.method: Method = methods.named(method, ratio)
         if shows_thoughts:
             self.method = _reading_thoughts(self.method)

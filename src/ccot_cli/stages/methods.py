@@ -79,6 +79,11 @@ class Methods:
         """Where the methods are, for messages."""
         return EMBEDDED if self.workspace is None else str(self.workspace.root)
 
+    @property
+    def usual_ratio(self) -> Decimal:
+        """The ratio that is asked for by default."""
+        return USUAL_RATIO if self.workspace else EMBEDDED_RATIO
+
     def _command(self, *words: str) -> str:
         return self.workspace.command(*words) if self.workspace else " ".join(("ccot", *words))
 
@@ -167,8 +172,7 @@ class Methods:
         """
         if ratio is None:
             trained = [entry.ratio for entry in self._entries(()) if entry.name == name]
-            usual = USUAL_RATIO if self.workspace else EMBEDDED_RATIO
-            ratio = min(trained, key=lambda known: abs(known - usual), default=usual)
+            ratio = min(trained, key=lambda known: abs(known - self.usual_ratio), default=self.usual_ratio)
         if name == CCOT:
             return self._at(ratio)
         if name == ALL:

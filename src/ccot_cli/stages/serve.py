@@ -66,6 +66,7 @@ class Models:
         self._methods = find_methods(workspace, settings)
         self._askers: dict[str, Asker] = {}
         self.all = [Model(each.name, each.ratio) for each in self._methods.choose()]
+        self.usual_ratio = self._methods.usual_ratio
 
     @property
     def default(self) -> Model:
