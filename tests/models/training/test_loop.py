@@ -1,20 +1,21 @@
 """What the loop logs and shows of a training, and which weights it ends with."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count, islice
-from math import isnan
+from math import inf, nan
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import MakeTheta, shaken
+from torch import Tensor
 from trainers import joint_training, phi_examples, psi_examples, psi_training
 
-from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.training import loop
@@ -122,11 +123,27 @@ def test_the_tokens_of_phis_steps_are_those_of_queries_and_contemplation(llama: 
     assert sum(counted) == 2 * sum(len(each.query) + len(each.gold_JID) - 1 for each in examples)
 
 
-def test_a_log_with_a_step_that_was_not_finite_can_be_read_again(tmp_path: Path) -> None:
-    write_lines(tmp_path / "log.jsonl", [{"step": 1, "loss": float("nan"), "norm": None}, {"step": 2, "loss": 0.5}])
+def test_a_log_with_numbers_that_were_not_finite_can_be_read_again(tmp_path: Path) -> None:
+    write_lines(tmp_path / "log.jsonl", [{"step": 1, "loss": nan, "norms": [inf, 2.0]}, {"step": 2, "loss": 0.5}])
     bad, good = read_lines(tmp_path / "log.jsonl")
-    assert isnan(bad["loss"])
+    assert bad == {"step": 1, "loss": None, "norms": [None, 2.0]}
     assert good == {"step": 2, "loss": 0.5}
-    (tmp_path / "log.jsonl").write_text('{"step": 1')
-    with pytest.raises(CorruptError, match="is damaged"):
-        read_lines(tmp_path / "log.jsonl")
+
+
+def test_an_epochs_mean_loss_leaves_out_steps_that_were_not_finite(
+    llama: Theta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, means = psi_training(shaken(llama, PHI), psi_examples(llama), epochs=2), list[float]()
+    part_loss = training.part_loss
+
+    def failing_once(part: Sequence[int], whole: Sequence[int]) -> Tensor:
+        return part_loss(part, whole) * (1 if training.optimiser.step_count else nan)
+
+    def on_epoch(loss: float) -> dict[str, Any]:
+        means.append(loss)
+        return {}
+
+    monkeypatch.setattr(training, "part_loss", failing_once)
+    log = run(training, tmp_path, Progress(), on_epoch=on_epoch)
+    assert log[0]["loss"] is None
+    assert means[0] == pytest.approx(fmean(line["loss"] for line in log[1:3]))

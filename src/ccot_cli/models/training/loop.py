@@ -6,13 +6,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from math import isfinite, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ccot_cli.data.batches import bucketed
-from ccot_cli.files import commit
+from ccot_cli.files import commit, strict_json
 from ccot_cli.models.training.checkpoints import damaged_checkpoint, save_checkpoint
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.progress import Progress
@@ -114,7 +116,8 @@ def train(
 
     Args:
         log: File with a JSON line for every step: loss, learning rate, norm of the gradient before clipping, and number
-            of tokens. There is no time in it: the log is a part of the artifact, and two runs make the same bytes.
+            of tokens; null stands for a number that is not finite. There is no time in it: the log is a part of the
+            artifact, and two runs make the same bytes.
         checkpoint: File with the optimiser's state; training resumes from it if it exists.
         label: Text of the progress bar.
         checkpoint_steps: Steps between two checkpoints.
@@ -170,22 +173,32 @@ def _best_step(lines: list[dict[str, Any]]) -> int:
 
 
 def _mean_loss(lines: list[dict[str, Any]]) -> float:
-    return float(sum(line["loss"] for line in lines) / len(lines))
+    """Average the losses of the steps that had a finite one; NaN if none had."""
+    losses = [line["loss"] for line in lines if line["loss"] is not None and isfinite(line["loss"])]
+    return fmean(losses) if losses else nan
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Write JSON lines; an interrupted call leaves the file as it was."""
+    """Write JSON lines, with null for numbers that are not finite; an interrupted call leaves the file as it was."""
     with commit(path) as part:
-        part.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        part.write_text("".join(json.dumps(_writable(line), allow_nan=False) + "\n" for line in lines))
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _writable(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_writable(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines; the loss of a step that was not finite is no strict JSON.
+    """Read JSON lines.
 
     Raises:
         CorruptError: if they are not such as `write_lines` writes.
     """
     try:
-        return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [dict(strict_json(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, TypeError):
         raise damaged_checkpoint(path) from None
