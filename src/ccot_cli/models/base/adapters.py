@@ -255,7 +255,7 @@ class _MergedLayer(NamedTuple):
 
 
 def _split(layer: LoraLinear, name: str) -> Forward:
-    """Return the function x -> W·x + s·B·(A·x), three products; A and B may be of a finer precision than W."""
+    """Return the function x -> W·x + s·B·(A·x), three products in the precision of x."""
     # The parts, not the layer: the layer will hold this function, and a reference cycle would keep a model that is no
     # longer used in memory until Python collects garbage.
     parts = layer.get_base_layer(), layer.lora_A[name], layer.lora_B[name], layer.scaling[name]
@@ -263,9 +263,10 @@ def _split(layer: LoraLinear, name: str) -> Forward:
 
 
 def _add_low_rank(base: nn.Module, down: nn.Linear, up: nn.Linear, scale: float, inputs: Tensor) -> Tensor:
+    # As autocast does: A and B stay in float32, where small steps add up, and copies in θ's precision are multiplied.
     outputs: Tensor = base(inputs)
-    added: Tensor = up(down(inputs.to(down.weight.dtype))) * scale
-    return (outputs + added).to(outputs.dtype)
+    low = F.linear(inputs, down.weight.to(inputs.dtype))
+    return outputs + F.linear(low, up.weight.to(inputs.dtype)) * scale
 
 
 def _merge(layer: LoraLinear, name: str) -> Forward:
