@@ -101,6 +101,8 @@ class ModelConfig(Section):
     """`auto`: float32 on a CPU; the checkpoint's on a GPU, but bfloat16 for float16."""
     device: str = "auto"
     """`auto`: a CUDA GPU if there is one, else the CPU."""
+    tf32: bool = False
+    """Multiply float32 matrices on a CUDA GPU with 10 bits of fraction: faster."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU; null: as many as other processes leave cores free."""
     offload: bool = False
@@ -249,6 +251,8 @@ class TrainPsiConfig(Section):
     """muon takes fewer steps than adamw on small models."""
     learning_rate: float = Field(default=4e-3, gt=0)
     """Highest learning rate of the schedule."""
+    gradient_checkpointing: bool = False
+    """Compute every layer again in the backward pass: less memory, more time."""
     unfreeze: Unfreeze = "above"
     """Layers of φ that learn from the answer; in the paper those above l."""
     ends: Ends = "exact"
@@ -324,7 +328,7 @@ _SECTIONS = {
     "eval": ("eval", "decoding"),
 }
 WITHOUT_EFFECT = {
-    "model": {"device", "offload", "threads"},
+    "model": {"device", "offload", "threads", "tf32"},
     "data": {
         "test_source",
         "test_split",
@@ -335,7 +339,7 @@ WITHOUT_EFFECT = {
     },
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
     "train_phi": {"checkpoint_steps", "micro_batch_size"},
-    "train_psi": {"checkpoint_steps", "micro_batch_size"},
+    "train_psi": {"checkpoint_steps", "micro_batch_size", "gradient_checkpointing"},
     "decoding": {"engine"},
 }
 """Settings that change how a stage runs but not its result."""

@@ -74,6 +74,20 @@ def test_on_a_gpu_float16_becomes_bfloat16(
         assert loaded.blocks.rotary.inv_freq.dtype == torch.float32
 
 
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_for_what_follows_the_comparison_with_the_model_s_own_forward_pass(
+    monkeypatch: pytest.MonkeyPatch, tf32: bool
+) -> None:
+    during, matmul = list[str](), torch.backends.cuda.matmul
+    monkeypatch.setattr(Blocks, "verify", lambda self: during.append(matmul.fp32_precision))
+    matmul.fp32_precision = "tf32"
+    try:
+        load_theta(ModelConfig(tf32=tf32))
+        assert (*during, matmul.fp32_precision) == ("ieee", "tf32" if tf32 else "ieee")
+    finally:
+        matmul.fp32_precision = "ieee"
+
+
 @pytest.mark.parametrize(
     ("device", "offload", "is_offloaded"), [("meta", True, True), ("meta", False, False), ("cpu", True, False)]
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import MakeTheta, encoded_problems, shaken
 from rollouts import COUNTS, LAYER, QUERIES, roll
+from torch import Tensor
 from trainers import gradients, psi_examples, psi_training, rolled_out, seeded
 
 from ccot_cli.config import TrainPsiConfig
@@ -200,3 +201,26 @@ def test_end_is_taught_to_phi_if_phi_learns_with_psi(llama: Theta) -> None:
     training.part_loss([0, 1, 2], [0, 1, 2]).backward()  # type: ignore[no-untyped-call]
     last = adapters.parameters(PHI, layers=range(llama.num_layers - 1, llama.num_layers))
     assert all(parameter.grad is not None for name, parameter in last.items() if "down_proj" in name)
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_gradient_checkpointing_changes_no_gradient_and_keeps_less(theta: Theta, merges: bool) -> None:
+    examples, adapters = psi_examples(theta), shaken(theta, PHI, PSI)
+    adapters.merges = merges
+    found, kept = [], []
+
+    def keep(saved: Tensor) -> Tensor:
+        kept[-1] += saved.nbytes
+        return saved
+
+    for recomputes in (False, True):
+        training = psi_training(adapters, examples, gradient_checkpointing=recomputes)
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+            # φ ran before ψ: its layers have to be computed again with its own weights.
+            found.append(gradients(training, [[0, 1, 2]]))
+    assert found[1][0] == pytest.approx(found[0][0])
+    for expected, actual in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+    assert kept[1] < 0.7 * kept[0]  # the rest is the head, and what enters the layers
+    assert training.context.trained

@@ -8,18 +8,19 @@ Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
 
 from ccot_cli.errors import CorruptError, UsageError
-from ccot_cli.models.base.cache import CachedSequence, LayerInputs
+from ccot_cli.models.base.cache import CachedSequence, LayerInputs, keys_values
 from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.models.base.offload import Offload
 from ccot_cli.tensors.masks import positions
@@ -64,8 +65,31 @@ class _FillOnly:
         raise _Filled
 
 
+def _put_forwards(forwards: Sequence[tuple[nn.Module, Any]]) -> None:
+    """Let modules compute with these functions instead of their classes', as adapters do."""
+    for module, forward in forwards:
+        vars(module)["forward"] = forward
+
+
+class _Beside:
+    """Stands in for a cache that must stay as it is: joins a layer's new keys and values to earlier ones."""
+
+    def __init__(self, earlier: Sequence[Tensor]) -> None:
+        self._earlier = earlier
+        self.new: tuple[Tensor, ...] = ()
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        self.new = keys, values
+        if not self._earlier:
+            return self.new
+        return tuple(torch.cat(each, dim=-2) for each in zip(self._earlier, self.new, strict=True))
+
+
 class Blocks:
     """The parts of a causal language model, run by hand."""
+
+    recomputes = False
+    """Whether gradients keep only what enters a layer, and compute the layer again in the backward pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Find the parts by their names.
@@ -223,10 +247,33 @@ class Blocks:
     def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, inputs: LayerInputs) -> list[Tensor]:
         states = [hidden_BTD]
         for index in range(first, last):
-            mask_B1TS, arguments = inputs.masks[self._windows[index]], self._arguments(inputs, cache, index)
-            output = self.layers[index](states[-1], attention_mask=mask_B1TS, **arguments)
-            states.append(output[0] if isinstance(output, tuple) else output)
+            run = self._run_again if self.recomputes and torch.is_grad_enabled() else self._run_layer
+            states.append(run(states[-1], index, cache, inputs))
         return states
+
+    def _run_layer(self, hidden_BTD: Tensor, index: int, cache: "Cache | _Beside", inputs: LayerInputs) -> Tensor:
+        mask_B1TS, arguments = inputs.masks[self._windows[index]], self._arguments(inputs, cache, index)
+        output = self.layers[index](hidden_BTD, attention_mask=mask_B1TS, **arguments)
+        return cast(Tensor, output[0] if isinstance(output, tuple) else output)
+
+    def _run_again(self, hidden_BTD: Tensor, index: int, cache: Cache, inputs: LayerInputs) -> Tensor:
+        """Run a layer now, and again in the backward pass: with the weights in use now and the cache as it is now."""
+        in_use = [
+            (module, vars(module)["forward"]) for module in self.layers[index].modules() if "forward" in vars(module)
+        ]
+
+        def run(hidden_BTD: Tensor, *earlier: Tensor) -> tuple[Tensor, ...]:
+            later, beside = [(module, vars(module)["forward"]) for module, _ in in_use], _Beside(earlier)
+            _put_forwards(in_use)
+            try:
+                return self._run_layer(hidden_BTD, index, beside, inputs), *beside.new
+            finally:
+                _put_forwards(later)
+
+        earlier = keys_values(cache, index) if index < len(cache.layers) else ()
+        output_BTD, keys, values = checkpoint(run, hidden_BTD, *earlier, use_reentrant=False)
+        cache.update(keys, values, layer_idx=index)
+        return cast(Tensor, output_BTD)
 
     def _layer_inputs(self, sequence: CachedSequence, hidden_BTD: Tensor) -> LayerInputs:
         """Return what the layers need for the newest T columns, reusing what was made for other layers.
@@ -251,7 +298,7 @@ class Blocks:
         sequence.layer_inputs = inputs if sequence.bias_BS is None else None
         return inputs
 
-    def _arguments(self, inputs: LayerInputs, cache: "Cache | _FillOnly", index: int) -> dict[str, Any]:
+    def _arguments(self, inputs: LayerInputs, cache: "Cache | _FillOnly | _Beside", index: int) -> dict[str, Any]:
         """Return what the layer that reads `index` is given besides states and mask."""
         arguments: dict[str, Any] = {"position_ids": inputs.positions_BT, self._cache_name: cache, "use_cache": True}
         if inputs.rotary:

@@ -74,6 +74,14 @@ def empty_cache() -> Cache:
     return Cache(layer_class_to_replicate=GrowingLayer)
 
 
+def keys_values(cache: Cache, layer: int) -> tuple[Tensor, Tensor]:
+    """Return what a cache has of a decoder layer (counted from 0) that has run: B, H, S, C each."""
+    cached = cast(GrowingLayer, cache.layers[layer])
+    assert cached.keys is not None
+    assert cached.values is not None
+    return cached.keys, cached.values
+
+
 @dataclass(frozen=True)
 class LayerInputs:
     """What decoder layers are given for the newest T columns besides their states; the same for all layers."""
@@ -170,7 +178,4 @@ class CachedSequence:
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return the keys and the values of a decoder layer (counted from 0): B, H, S, C each."""
-        cached = cast(GrowingLayer, self.cache.layers[layer])
-        assert cached.keys is not None
-        assert cached.values is not None
-        return cached.keys, cached.values
+        return keys_values(self.cache, layer)

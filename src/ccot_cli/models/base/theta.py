@@ -170,7 +170,9 @@ def load_theta(config: ModelConfig) -> Theta:
             f"{config.name} needs {needed / 1e9:,.1f} GB, more than is free on {device}",
             fix="--device cpu, or model.dtype: bfloat16 or model.offload: true in ccot.yaml",
         ) from None
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     blocks.verify()
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if config.tf32 else "ieee"
     prompt = chat_prompt(tokenizer, config.system) if config.prompt == AUTO else config.prompt
     encoder = Encoder(tokenizer, Template(prompt, config.answer_marker), ends=_ends(model))
     return Theta(name=config.name, model=model, encoder=encoder, blocks=blocks)

@@ -104,6 +104,7 @@ class PsiTraining(Training):
         # An epoch's examples are made once; only one epoch's are kept.
         self._examples = lru_cache(maxsize=1)(examples if callable(examples) else lambda epoch: examples)
         self.batch_size, self.seed = config.batch_size, config.seed
+        adapters.theta.blocks.recomputes = config.gradient_checkpointing
         parameters = {**adapters.parameters(PSI), **context.trained}
         adapters.train_only(parameters)
         theta = adapters.theta
