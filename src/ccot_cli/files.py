@@ -8,13 +8,14 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ccot_cli.errors import CcotError, ResourceError
+from ccot_cli.errors import CcotError, ResourceError, UsageError
 
 PART = ".part"
 """The suffix of a file that is still being written."""
@@ -47,6 +48,44 @@ def commit(path: Path) -> Iterator[Path]:
         if isinstance(error, Exception) and is_full(error):
             raise no_room(path, written, error) from error
         raise
+
+
+@contextmanager
+def commit_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to fill; on leaving, it becomes `folder`, which must not exist yet, in one step.
+
+    After any exception there is nothing new.
+
+    Raises:
+        UsageError: if `folder` exists.
+        ResourceError: if the disk is full.
+    """
+    refuse_existing(folder)
+    folder = absolute(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=PART, dir=folder.parent))
+    try:
+        with naming_what_does_not_fit(part):
+            yield part
+            for path in part.rglob("*"):
+                if path.is_file():
+                    set_usual_mode(path)
+                flush_to_disk(path)
+        part.chmod(0o777 & ~_umask())
+        part.replace(folder)
+        flush_to_disk(folder.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def refuse_existing(path: Path, *, fix: str = "name another one, or remove it") -> None:
+    """Refuse to write where something is.
+
+    Raises:
+        UsageError: if the file or folder exists, or a link of that name.
+    """
+    if os.path.lexists(path):
+        raise UsageError(f"{path} exists already", fix=fix)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ccot_cli.cli import (
     doctor,
     eval,
     init,
+    merge,
     precompute,
     problems,
     score,
@@ -50,6 +51,7 @@ app.command("serve", rich_help_panel="Use")(serve.serve)
 app.command("problems", rich_help_panel="Use")(problems.problems)
 app.command("eval", rich_help_panel="Use")(eval.evaluate)
 app.command("demo", rich_help_panel="Use")(demo.demo)
+app.command("merge", rich_help_panel="Share")(merge.merge)
 app.command("init", rich_help_panel="Train")(init.init)
 app.command("precompute", rich_help_panel="Train")(precompute.precompute)
 app.command("score", rich_help_panel="Train")(score.score)

@@ -23,6 +23,7 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ccot_cli.errors import CorruptError, retrain_hint
@@ -177,6 +178,20 @@ class Adapters:
         """Make the merged copies of all adapters, if any are used, so that the first answer need not wait for them."""
         for name in self._peft.peft_config if self._peft else ():
             self.use(name)
+
+    @torch.no_grad()
+    def merge(self, name: str, dtype: torch.dtype) -> PreTrainedModel:
+        """Add an adapter to θ's own weights and return the model without any adapter; these adapters are gone then.
+
+        Every sum is computed in float32 and rounded once, to `dtype`.
+        """
+        for layer in self._layers:
+            base = cast(nn.Linear, layer.get_base_layer())
+            added = layer.get_delta_weight(name).to(base.weight.device)
+            base.weight.data = (base.weight.float() + added.float()).to(dtype)
+        model: PreTrainedModel = self.peft.unload()
+        model.to(dtype)  # type: ignore[arg-type]
+        return model
 
     def _forwards(self, name: str | None) -> list[Forward]:
         """Return what every linear layer computes under an adapter, in the order of `_layers`."""

@@ -40,22 +40,40 @@ class MethodKind(NamedTuple):
     ratio: Decimal | None
     """Its fixed ratio; None if it is trained at any ratio, as CCoT is."""
     traits: Traits
+    why_no_model: str = ""
+    """Why the method is no single model, whose weights a plain folder could hold; empty if it is one, under ψ."""
 
 
 NO_TOKENS = Traits("–", "–", "none: answers at once")
 WRITTEN = Traits("yes", "discrete", "variable length, autoregressive")
 PARALLEL = Traits("no", "discrete", "fixed length, in parallel")
+READS_NO_TOKEN = "before the answer it reads an embedding that is no token's"
 
 METHODS: dict[str, MethodKind] = {
-    "ccot": MethodKind(CcotMethod.load, None, Traits("yes", "continuous", "variable length, autoregressive")),
+    "ccot": MethodKind(
+        CcotMethod.load,
+        None,
+        Traits("yes", "continuous", "variable length, autoregressive"),
+        "three sets of weights take turns: θ reads the question, φ generates contemplation tokens, ψ answers",
+    ),
     "direct": MethodKind(DirectMethod.load, Decimal(0), NO_TOKENS),
     "cot": MethodKind(ChainMethod.load, Decimal(1), WRITTEN),
-    "pause": MethodKind(PauseMethod.load, None, PARALLEL),
-    "filler": MethodKind(PauseMethod.load, None, PARALLEL),
-    "coconut": MethodKind(CoconutMethod.load, Decimal(0), Traits("yes", "continuous", "fixed length, autoregressive")),
+    "pause": MethodKind(PauseMethod.load, None, PARALLEL, READS_NO_TOKEN),
+    "filler": MethodKind(PauseMethod.load, None, PARALLEL, READS_NO_TOKEN),
+    "coconut": MethodKind(
+        CoconutMethod.load,
+        Decimal(0),
+        Traits("yes", "continuous", "fixed length, autoregressive"),
+        "it feeds hidden states back as inputs, which a plain model never does",
+    ),
     "icot": MethodKind(ChainMethod.load, Decimal(0), NO_TOKENS),
     "short-cot": MethodKind(ChainMethod.load, None, WRITTEN),
-    "gold": MethodKind(GoldMethod.load, None, Traits("yes", "continuous", "oracle: reads the chain")),
+    "gold": MethodKind(
+        GoldMethod.load,
+        None,
+        Traits("yes", "continuous", "oracle: reads the chain"),
+        "it reads the hidden states of a solution that is given to it",
+    ),
 }
 """CCoT, and the trained methods that it is compared with."""
 

@@ -1,0 +1,24 @@
+"""`ccot merge` says what it has written, and how to go on from there."""
+
+import json
+from pathlib import Path
+
+from cli.running import Output, output
+
+
+def test_a_merged_method_is_a_model_as_theta_has_to_be(trained: Path, capsys: Output) -> None:
+    out, err = output(capsys, "merge", "merged", "--method", "direct")
+    assert out.startswith("merged: ")
+    assert "with direct merged, float32" in out
+    assert r'prompt "{question}\n", answer marker "\n####"' in out
+    assert err == "next:  ccot init next-run --set model.name=merged\n"
+    out, _ = output(capsys, "merge", "again", "--method", "direct", "--dtype", "bfloat16", "--format", "json")
+    assert json.loads(out)["dtype"] == "bfloat16"
+    out, _ = output(capsys, "doctor", "--model", "merged")
+    assert "run layer by layer, it equals its own forward pass" in out
+
+
+def test_ccot_itself_is_refused_with_the_reason(trained: Path, capsys: Output) -> None:
+    out, err = output(capsys, "merge", "merged", "--method", "ccot", code=2)
+    assert out == ""
+    assert "θ reads the question, φ generates contemplation tokens, ψ answers" in err
