@@ -105,7 +105,7 @@ StepsOption = Annotated[
     typer.Option(
         "--steps",
         metavar="MIN MAX",
-        help="Only problems with MIN to MAX reasoning steps. Default for the embedded ones: 2 to 8.",
+        help="Only problems with MIN to MAX reasoning steps. Default: any.",
         rich_help_panel=WHAT,
     ),
 ]
