@@ -48,4 +48,4 @@ def test_the_papers_preset_has_the_papers_numbers() -> None:
 def test_an_unknown_preset_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="no preset is called 'tiny'") as caught:
         preset_text("tiny")
-    assert caught.value.fix == "choose one of: embedded, gsm8k-llama2-7b"
+    assert caught.value.fix == "choose one of: embedded, smollm2, gsm8k-llama2-7b"

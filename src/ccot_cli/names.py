@@ -13,7 +13,7 @@ SMOLLM2 = "smollm2"
 MODELS = (EMBEDDED, SMOLLM2)
 """Models with a short name."""
 
-PRESETS = (EMBEDDED, "gsm8k-llama2-7b")
+PRESETS = (EMBEDDED, SMOLLM2, "gsm8k-llama2-7b")
 """Settings to start from: those of the model in the package, and the paper's."""
 
 SETTINGS_FILE = "ccot.yaml"

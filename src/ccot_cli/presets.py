@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from itertools import pairwise
 from typing import Literal, get_args, get_origin
 
@@ -23,7 +24,7 @@ from ccot_cli.config import (
     TrainPsiConfig,
 )
 from ccot_cli.errors import UsageError
-from ccot_cli.names import PRESETS
+from ccot_cli.names import PRESETS, SMOLLM2
 from ccot_cli.overrides import override
 
 
@@ -49,13 +50,38 @@ def _gsm8k_llama2_7b() -> Settings:
     )
 
 
+def _smollm2() -> Settings:
+    return Settings(
+        ratios=(Decimal("0.2"),),
+        model=ModelConfig(name=SMOLLM2, dtype="bfloat16"),
+        data=DataConfig(limit=None),
+        train_phi=TrainPhiConfig(
+            autoregressive_layer="auto",
+            taught_epochs=3,
+            epochs=3,
+            batch_size=32,
+            optimiser="adamw",
+            learning_rate=5e-4,
+        ),
+        train_psi=TrainPsiConfig(
+            lora_rank=64,
+            lora_alpha=64,
+            epochs=3,
+            batch_size=16,
+            optimiser="adamw",
+            learning_rate=4e-4,
+        ),
+        decoding=DecodingConfig(max_chain_tokens=128),
+    )
+
+
 def preset(name: str) -> Settings:
     """Return the settings of a preset.
 
     Raises:
         UsageError: if no preset has that name.
     """
-    makers: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _gsm8k_llama2_7b), strict=True))
+    makers: dict[str, Callable[[], Settings]] = dict(zip(PRESETS, (Settings, _smollm2, _gsm8k_llama2_7b), strict=True))
     if name not in makers:
         raise UsageError(f"no preset is called '{name}'", fix=f"choose one of: {', '.join(PRESETS)}")
     return makers[name]()

@@ -1,8 +1,10 @@
 """The shell scripts ask for commands and options that there are."""
 
+import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -10,6 +12,8 @@ import pytest
 
 from ccot_cli.cli.app import run
 from ccot_cli.names import MethodName, Schedule, SelectorName
+from ccot_cli.overrides import override
+from ccot_cli.presets import preset
 from ccot_cli.workspace.workspace import Workspace
 from examples.scripts import EXAMPLES
 
@@ -45,13 +49,38 @@ def test_the_paper_s_experiment_can_be_read_without_running_it(
         assert all(word in known for word in words if word.startswith("--"))
 
 
-def test_the_ablations_ask_for_what_sweep_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # A ccot that says what it was asked for and does nothing.
+@pytest.fixture
+def doing_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a ccot into the path that says what it was asked for."""
     (tmp_path / "ccot").write_text('#!/bin/sh\necho "$ ccot $*"\n')
     (tmp_path / "ccot").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for folder in (Path(sys.executable).parent, tmp_path):
+        monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("doing_nothing")
+def test_the_pretrained_model_s_script_asks_for_what_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": f"How many are {number} and 3?", "answer": f"#### {number + 3}"} for number in range(20)]
+    (tmp_path / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = ["bash", str(EXAMPLES / "pretrained.sh"), str(tmp_path / "problems.jsonl"), str(tmp_path / "run")]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert len((tmp_path / "run" / "train.jsonl").read_text().splitlines()) > 10
+    known = {}
+    for _, command, *words in commands(said):
+        if command not in known:
+            assert run([command, "--help"]) == 0
+            known[command] = capsys.readouterr().out
+        assert all(word in known[command] for word in words if word.startswith("--"))
+        if command == "init":
+            sets = dict(words[at + 1].split("=") for at, word in enumerate(words) if word == "--set")
+            assert override(preset(words[words.index("--preset") + 1]), sets).data.source.endswith("train.jsonl")
+    assert set(known) >= {"merge", "train-phi", "train-psi", "train-baseline", "eval"}
+
+
+@pytest.mark.usefixtures("doing_nothing")
+def test_the_ablations_ask_for_what_sweep_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["bash", str(EXAMPLES / "ablations.sh"), str(tmp_path / "run")]
     every = commands(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
     assert [words[1] for words in every] == ["precompute", *["sweep"] * (len(every) - 1)]
