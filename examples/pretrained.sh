@@ -37,4 +37,3 @@ ccot train-psi
 ccot train-baseline direct
 ccot train-baseline pause
 ccot eval --limit 2000
-for steps in 1 2; do ccot eval --limit 2000 --steps $steps $steps; done

@@ -16,10 +16,10 @@ from ccot_cli.names import SETTINGS_FILE
 QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 RATIO = Decimal("0.3")
 """Three tokens for each line of a chain, which φ learns far sooner than one."""
-SUBSET, STEPS, LARGEST = "two_steps", (2, 2), 50
+SUBSET, STEPS, LARGEST = "sums", (2, 2), 50
 """Few forms of short problems, and small numbers, because φ and ψ learn these within minutes."""
-NUM_TRAIN, NUM_TEST = 4000, 400
-TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 6
+NUM_TRAIN, NUM_TEST = 3000, 400
+TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 9
 
 
 def demo(
