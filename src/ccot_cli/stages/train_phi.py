@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ccot_cli import ranks
 from ccot_cli.config import AUTO, Settings, TrainPhiConfig, stage_config
 from ccot_cli.errors import DivergedError, MissingError, UsageError
 from ccot_cli.files import check_space
@@ -26,7 +27,7 @@ from ccot_cli.models.training.phi_report import PhiJudge, PhiReport
 from ccot_cli.models.training.queries import Queries
 from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_PHI, parse_ratio, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
+from ccot_cli.stages.inputs import building, load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.query_cache import open_queries
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -79,7 +80,7 @@ def run(
     if start is not None:
         inputs[start.name] = start.fingerprint
     spec = ArtifactSpec(TRAIN_PHI, key, stage_config(settings, TRAIN_PHI), inputs, tuple(overrides))
-    if ready := ready_result(workspace, spec, TrainPhiResult):
+    if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPhiResult)):
         return ready
     theta = load_matching_theta(settings, source)
     config = _with_layer(settings.train_phi, scored, theta, progress)
@@ -92,7 +93,7 @@ def run(
         start.check()
         adapters.load(PHI, start.path(PHI))
     examples = load_examples(theta, source, scored)
-    with workspace.building(spec, progress.say) as build:
+    with building(workspace, spec, progress) as build:
         job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)
         layers, num_steps = job.train_layers() if config.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
@@ -124,6 +125,8 @@ def _check(config: TrainPhiConfig, theta: Theta) -> None:
         )
     if config.taught_epochs + config.epochs == 0 or (config.schedule == "layerwise" and not config.epochs):
         raise UsageError("φ would be trained for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
+    if config.schedule == "layerwise" and ranks.size() > 1:
+        raise UsageError("layers are trained one by one in one process only", fix="--schedule joint, or no torchrun")
     if config.schedule == "joint":
         theta.require_resident("training φ jointly", instead="--schedule layerwise, or ")
 
