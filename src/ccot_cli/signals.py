@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,8 +10,6 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STDERR = 2
-"""File descriptor of standard error."""
 
 
 def catch_signals() -> list[int]:
@@ -45,7 +44,7 @@ def delayed_stop(is_any: Callable[[bool], bool] = bool) -> Iterator[Callable[[],
         received.append(number)
         # The signal may have interrupted a print, which must not be entered twice.
         with suppress(OSError):
-            os.write(STDERR, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
+            os.write(sys.stderr.fileno(), b"\nstopping after this step; press Ctrl-C again to stop at once\n")
 
     def is_asked() -> bool:
         if is_any(bool(received)) and not received:

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -113,10 +114,11 @@ def _write_states(
         build.drop_unknown()
         return missing_shards(build.folder, [order[shard.start : shard.stop] for shard in shards], len(indices))
 
-    first, end = (len(shards) * bound // ranks.size() for bound in (ranks.rank(), ranks.rank() + 1))
+    first, end = (ceil(len(shards) * bound / ranks.size()) for bound in (ranks.rank(), ranks.rank() + 1))
     here = [range(max(run.start, first), min(run.stop, end)) for run in ranks.first(missing)]
     records = [range(shards[run[0]].start, shards[run[-1]].stop) for run in here if run]
-    with progress.task("hidden states", total=sum(map(len, records)), unit="problems") as advance:
+    label = "hidden states" if ranks.size() == 1 else f"hidden states, one of {ranks.size()} shares"
+    with progress.task(label, total=sum(map(len, records)), unit="problems") as advance:
         for run, wanted in zip(filter(None, here), records, strict=True):
             states = gold_states(
                 theta,
