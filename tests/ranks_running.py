@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-import pickle
+import pickle  # noqa: TID251
 import socket
 import traceback
 import warnings

@@ -217,15 +217,15 @@ def test_phi_and_psi_learn_as_in_one_process(make_theta: MakeTheta) -> None:
         phi = joint_training(phi_adapters, phi_examples(phi_adapters.theta, 7), batch_size=5)
         psi_adapters = shaken(make_theta("llama"), PHI)
         examples: list[PsiExample] = psi_examples(psi_adapters.theta)
-        psi = psi_training(psi_adapters, examples)
+        psi = psi_training(psi_adapters, examples, epochs=2, learning_rate=1e-3)
         context = psi.context
         return [*phi.steps()], [*psi.steps()], psi.judge(HeldOut(examples, context)), context.rollouts
 
     phi, psi, judgement, rollouts = losses()
     first, second = on_ranks(2, losses)
     for together in (first, second):
-        assert together[0] == pytest.approx(phi, rel=1e-3)
-        assert together[1] == pytest.approx(psi, rel=1e-3)
-        assert together[2] == pytest.approx(judgement, rel=1e-3)
+        assert together[0] == pytest.approx(phi, rel=1e-5)
+        assert together[1] == pytest.approx(psi, rel=1e-5)
+        assert together[2] == pytest.approx(judgement, rel=1e-5)
         assert all(map(torch.equal, rollouts, together[3]))
     assert first[:3] == second[:3]
