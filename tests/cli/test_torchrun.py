@@ -36,7 +36,7 @@ def test_a_command_that_does_not_share_its_work_is_refused(monkeypatch: pytest.M
     for command in ("ask", "status", "init"):
         _, err = output(capsys, command, code=2)
         assert f"error: {command} runs in one process, not in 3" in err
-        assert "fix:   run it without torchrun" in err
+        assert "fix:   run it without torchrun, which is for precompute" in err
 
 
 def test_another_rank_than_the_first_writes_nothing_but_an_error_of_its_own() -> None:

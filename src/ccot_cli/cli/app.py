@@ -96,7 +96,7 @@ def ccot(
     elif ranks.size() > 1 and context.invoked_subcommand not in STAGES:
         raise UsageError(
             f"{context.invoked_subcommand} runs in one process, not in {ranks.size()}",
-            fix=f"run it without torchrun; with it: {', '.join(STAGES)}",
+            fix=f"run it without torchrun, which is for {', '.join(STAGES)}",
         )
 
 
