@@ -4,11 +4,12 @@ torchrun starts them and numbers them: these are the ranks. Every rank runs the 
 functions: `add_up` sums what each has computed of a batch, `share` deals out a list of work, and `first` lets rank 0
 alone do what is done once, such as writing. A process that was started alone is its own first and only rank.
 
-All ranks must call these functions in the same order.
+All ranks must call these functions in the same order, except inside `first`: there, rank 0 is alone.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from io import BytesIO
@@ -24,14 +25,17 @@ LONGEST_WAIT = timedelta(days=7)
 """How long ranks wait for each other: the first may work for hours. If a rank dies, torchrun ends the others."""
 
 
+_is_alone: ContextVar[bool] = ContextVar("is_alone", default=False)
+
+
 def rank() -> int:
     """Return the number of this process, from 0."""
     return int(os.environ.get("RANK", 0))
 
 
 def size() -> int:
-    """Return the number of all processes."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    """Return the number of all processes; 1 inside `first`."""
+    return 1 if _is_alone.get() else int(os.environ.get("WORLD_SIZE", 1))
 
 
 def local_rank() -> int:
@@ -93,10 +97,13 @@ def first(work: Callable[[], Result]) -> Result:
     _meet()
     outcome: list[Any] = [None, None]
     if rank() == 0:
+        token = _is_alone.set(True)
         try:
             outcome[0] = work()
         except Exception as raised:  # The other ranks would wait for the result.
             outcome[1] = raised
+        finally:
+            _is_alone.reset(token)
     distributed.broadcast_object_list(outcome, src=0)
     result, error = outcome
     if error is not None:

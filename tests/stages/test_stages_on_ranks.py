@@ -12,13 +12,13 @@ import pytest
 from ranks_running import on_ranks
 
 from ccot_cli import ranks
-from ccot_cli.errors import BusyError, UsageError
+from ccot_cli.errors import BusyError
 from ccot_cli.models.training.loop import LOG_FILE, read_lines
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, train_baseline
 from ccot_cli.workspace.lock import lock
-from stages.runs import MakeRun, Run, Told
+from stages.runs import MakeRun, Run, Told, same_tensors
 
 SEVERAL_SHARDS = {"precompute.shard_megabytes": 1, "data.limit": 240}
 
@@ -135,13 +135,16 @@ def test_a_workspace_in_use_refuses_every_rank(make_run: MakeRun) -> None:
     assert "in use by process" in first
 
 
-def test_layers_are_trained_one_by_one_in_one_process_only(make_run: MakeRun) -> None:
-    run = make_run(**{"train_phi.schedule": "layerwise"})
-    run.precompute()
-    run.score()
+def test_layer_by_layer_the_first_rank_trains_for_all(make_run: MakeRun) -> None:
+    layerwise = {"train_phi.schedule": "layerwise"}
+    alone, together = make_run("alone", **layerwise), make_run("together", **layerwise)
 
-    def refused() -> None:
-        with pytest.raises(UsageError, match="one by one in one process only"):
-            run.train_phi()
+    def trained(run: Run) -> float:
+        run.precompute()
+        run.score()
+        return run.train_phi().report["losses"][0]
 
-    assert on_ranks(2, refused) == [None, None]
+    assert on_ranks(2, lambda: trained(together)) == [trained(alone)] * 2
+    folders = [run.workspace.root / "train-phi" / "r0.10" for run in (alone, together)]
+    assert content(folders[0]) == content(folders[1])
+    assert same_tensors(*folders)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ def run(
 ) -> TrainPhiResult:
     """Train and save φ for one ratio; an interrupted run resumes from its last checkpoint.
 
+    Layer by layer, the first of several ranks does everything.
+
     Args:
         variant: End of the artifact's key; not empty if the settings are not the workspace's own.
         selected: Key of the `score` artifact to train on; by default the same key as that of the new artifact.
@@ -72,6 +74,22 @@ def run(
         ResourceError: if a single problem does not fit into memory, or stored states do not fit on the disk.
         DivergedError: if the trained φ generates states that are not finite.
     """
+    train_it = partial(
+        _train, workspace, settings, ratio, variant=variant, selected=selected, overrides=overrides, progress=progress
+    )
+    return ranks.first(train_it) if settings.train_phi.schedule == "layerwise" else train_it()
+
+
+def _train(
+    workspace: Workspace,
+    settings: Settings,
+    ratio: Decimal,
+    *,
+    variant: str,
+    selected: str | None,
+    overrides: Sequence[str],
+    progress: Progress,
+) -> TrainPhiResult:
     key = ratio_name(ratio) + variant
     scored = workspace.require(SCORE, selected or key)
     source = workspace.require(PRECOMPUTE)
@@ -125,8 +143,6 @@ def _check(config: TrainPhiConfig, theta: Theta) -> None:
         )
     if config.taught_epochs + config.epochs == 0 or (config.schedule == "layerwise" and not config.epochs):
         raise UsageError("φ would be trained for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
-    if config.schedule == "layerwise" and ranks.size() > 1:
-        raise UsageError("layers are trained one by one in one process only", fix="--schedule joint, or no torchrun")
     if config.schedule == "joint":
         theta.require_resident("training φ jointly", instead="--schedule layerwise, or ")
 

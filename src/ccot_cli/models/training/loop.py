@@ -161,16 +161,16 @@ def train(
             advance(1, **figures(loss), **shown)
             is_stopping = is_stop_asked()
             if is_stopping or step % checkpoint_steps == 0 or step == optimiser.num_steps:
-                ranks.first(partial(_save, log, lines, checkpoint, optimiser))
+                ranks.first(partial(_save, log, lines, checkpoint, optimiser.state()))
             if is_stopping:
                 break
     optimiser.restore()
     return Trained(_mean_loss(lines[-epoch:]), _best_step(lines))
 
 
-def _save(log: Path, lines: list[dict[str, Any]], checkpoint: Path, optimiser: Optimiser) -> None:
+def _save(log: Path, lines: list[dict[str, Any]], checkpoint: Path, state: dict[str, Tensor]) -> None:
     write_lines(log, lines)
-    save_checkpoint(checkpoint, optimiser.state())
+    save_checkpoint(checkpoint, state)
 
 
 def _best_step(lines: list[dict[str, Any]]) -> int:
