@@ -98,7 +98,7 @@ def operations(work: Callable[[], None]) -> int:
     """Count the multiplications and additions of matrix products and of attention."""
     with FlopCounterMode(display=False) as counter:
         work()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def main(
