@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,8 +10,6 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STDERR = 2
-"""File descriptor of standard error."""
 
 
 def catch_signals() -> list[int]:
@@ -30,8 +29,11 @@ def catch_signals() -> list[int]:
 
 
 @contextmanager
-def delayed_stop() -> Iterator[Callable[[], bool]]:
+def delayed_stop(is_any: Callable[[bool], bool] = bool) -> Iterator[Callable[[], bool]]:
     """Delay a stop until the block ends; yield a function that tells whether one was asked for.
+
+    Args:
+        is_any: Tells, from whether this process was asked, whether any of those that work together was; all then stop.
 
     A second signal ends the program at once. In other threads than the main one nothing changes, because Python
     delivers signals to the main thread only.
@@ -42,12 +44,17 @@ def delayed_stop() -> Iterator[Callable[[], bool]]:
         received.append(number)
         # The signal may have interrupted a print, which must not be entered twice.
         with suppress(OSError):
-            os.write(STDERR, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
+            os.write(sys.stderr.fileno(), b"\nstopping after this step; press Ctrl-C again to stop at once\n")
+
+    def is_asked() -> bool:
+        if is_any(bool(received)) and not received:
+            received.append(signal.SIGTERM)
+        return bool(received)
 
     is_main = threading.current_thread() is threading.main_thread()
     previous = _listen(hold) if is_main else {}
     try:
-        yield lambda: bool(received)
+        yield is_asked
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -6,12 +6,14 @@ import os
 import re
 import shlex
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ccot_cli import ranks
 from ccot_cli.cli import (
     ask,
     bench,
@@ -93,6 +95,11 @@ def ccot(
     """
     if context.invoked_subcommand is None:
         print_line(context.get_help())
+    elif ranks.size() > 1 and context.invoked_subcommand not in STAGES:
+        raise UsageError(
+            f"{context.invoked_subcommand} runs in one process, not in {ranks.size()}",
+            fix=f"run it without torchrun, which is for {', '.join(STAGES)}",
+        )
 
 
 def main(signals: list[int]) -> int:
@@ -104,6 +111,8 @@ def main(signals: list[int]) -> int:
     arguments = sys.argv[1:]
     command_line.set(tuple(arguments))
     _adapt_to_terminal()
+    if ranks.rank() > 0:
+        _be_silent()
     code = run(arguments)
     if signals:
         _show_stop(arguments)
@@ -115,6 +124,7 @@ def run(arguments: list[str]) -> int:
     """Run a command line and return the exit code; an error is shown as two lines on stderr."""
     try:
         code = app(arguments, prog_name="ccot", standalone_mode=False)
+        ranks.leave()
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of the pipe has left. Python flushes again on exit, which must not fail.
@@ -136,6 +146,10 @@ _REFUSALS = {
 """Exit code and fix for errors of the operating system that the user can mend."""
 
 
+SECONDS_OF_THE_FIRST = 5.0
+"""How long another rank than the first waits before it shows an error."""
+
+
 def _show_error(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, CcotError):
         message, fix, code = error.message, error.fix, error.exit_code
@@ -154,6 +168,11 @@ def _show_error(error: Exception, arguments: list[str]) -> int:
     else:
         message, code = f"{type(error).__name__}: {error}".splitlines()[0], 1
         fix = f"run again with {DEBUG} for the traceback: {shlex.join(['ccot', DEBUG, *arguments])}"
+    if ranks.rank() > 0:
+        # If the first rank has met it too, it shows it, and torchrun ends this process meanwhile.
+        time.sleep(SECONDS_OF_THE_FIRST)
+        sys.stderr = sys.__stderr__
+        message = f"rank {ranks.rank()}: {message}"
     print_note(f"error: {message}")
     if fix:
         print_note(f"fix:   {fix}")
@@ -179,7 +198,8 @@ _RESUMING = {*STAGES, "sweep", "demo"} - {"score", "eval"}
 
 
 def _show_stop(arguments: list[str]) -> None:
-    same_command = os.environ.get(TYPED) or shlex.join(["ccot", *arguments])
+    program = "ccot" if ranks.size() == 1 else "torchrun … -m ccot_cli"
+    same_command = os.environ.get(TYPED) or f"{program} {shlex.join(arguments)}"
     command = next((word for word in arguments if not word.startswith("-")), "")
     if command in _RESUMING:
         print_note("stopped; finished stages, shards and checkpoints are kept")
@@ -188,6 +208,11 @@ def _show_stop(arguments: list[str]) -> None:
         print_note(f"stopped; to start again: {same_command}")
     else:
         print_note("stopped")
+
+
+def _be_silent() -> None:
+    """Write nothing: the first rank writes the same."""
+    sys.stdout = sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _adapt_to_terminal() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ccot_cli import ranks
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note
 from ccot_cli.cli.options import (
     HOW,
@@ -146,7 +147,7 @@ def evaluate(
         print_json(result)
     else:
         show_tables(result, format, has_thoughts=thoughts)
-    if plot:
+    if plot and ranks.rank() == 0:
         draw_frontier(result, plot)
         print_note(f"drawn into {plot}")
 

@@ -28,7 +28,7 @@ def bucketed(lengths: Sequence[int], *, batch_size: int, shuffler: random.Random
 
 
 def plan_batches(lengths: Sequence[int], *, batch_tokens: int) -> list[list[int]]:
-    """Return batches of item numbers, longest items first.
+    """Return batches of item numbers, longest items first; their order does not depend on `batch_tokens`.
 
     A batch holds at most `batch_tokens` tokens, padding included, or a single item that is longer.
     """

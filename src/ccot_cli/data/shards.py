@@ -10,10 +10,10 @@ A shard's tensors (R rows, P problems):
 Dimensions: R rows of a shard, J rows of a problem, I hidden-state indices, D width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -57,6 +57,8 @@ class ShardWriter:
     max_bytes: int
     on_written: Callable[[Path], None] = lambda path: None
     """Called with each shard's path after it was written, in the writing thread."""
+    first: int = 0
+    """Number of the first shard."""
     _filling: Tensor = field(default_factory=lambda: torch.empty(0))
     """Buffer of the next shard's states; its first `_num_rows` rows are filled."""
     _spare: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -125,8 +127,29 @@ class ShardWriter:
     def _free_path(self) -> Path:
         """Return the first path that is free, so that a lost shard is written again under its own name."""
         return next(
-            path for number in count() if not (path := self.folder / f"shard-{number:05d}.safetensors").exists()
+            path
+            for number in count(self.first)
+            if not (path := self.folder / f"shard-{number:05d}.safetensors").exists()
         )
+
+
+def plan_shards(num_rows: Sequence[int], max_rows: int) -> list[range]:
+    """Compute which records a `ShardWriter` puts into each shard.
+
+    Args:
+        num_rows: Of every record, in the order in which they are written.
+        max_rows: As many as `max_bytes` hold.
+
+    Returns:
+        Ranges of the records.
+    """
+    starts, room = [0], max(max_rows, num_rows[0])
+    for number, num_new in enumerate(num_rows):
+        if num_new > room:
+            starts.append(number)
+            room = max(max_rows, num_new)
+        room -= num_new
+    return [range(*bounds) for bounds in pairwise([*starts, len(num_rows)])]
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -134,31 +157,38 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.safetensors"))
 
 
-def mismatched_shards(folder: Path, num_indices: int) -> list[Path]:
-    """Return the shards that do not hold this number of hidden-state indices.
+def missing_shards(folder: Path, planned: Sequence[list[int]], num_indices: int) -> list[range]:
+    """Find the shards that are still to be written, and remove those that do not hold what is planned.
+
+    Args:
+        planned: For every shard the numbers of its problems, in order.
+        num_indices: Number of hidden-state indices in a shard.
+
+    Returns:
+        Runs of consecutive shards.
 
     Raises:
         CorruptError: if a shard is damaged.
     """
-    mismatched = []
+    kept = set()
     for path in shard_paths(folder):
+        number = int(path.stem.removeprefix("shard-"))
         with _open_shard(path) as shard:
-            if shard.get_slice("states").get_shape()[1] != num_indices:
-                mismatched.append(path)
-    return mismatched
-
-
-def stored_numbers(folder: Path) -> set[int]:
-    """Return the numbers of the problems that finished shards hold.
-
-    Raises:
-        CorruptError: if a shard is damaged.
-    """
-    numbers: set[int] = set()
-    for path in shard_paths(folder):
-        with _open_shard(path) as shard:
-            numbers.update(shard.get_tensor("numbers").tolist())
-    return numbers
+            has_indices = shard.get_slice("states").get_shape()[1] == num_indices
+            is_planned = number < len(planned) and shard.get_tensor("numbers").tolist() == planned[number]
+        if has_indices and is_planned:
+            kept.add(number)
+        else:
+            path.unlink()
+    runs: list[range] = []
+    for number in range(len(planned)):
+        if number in kept:
+            continue
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
 
 
 def read_records(folder: Path, *, indices: slice = slice(None)) -> Iterator[Record]:

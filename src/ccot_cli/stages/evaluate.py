@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ccot_cli import ranks
 from ccot_cli.config import DataConfig, Settings, stage_config
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.data.rows import names_file
@@ -25,6 +26,7 @@ from ccot_cli.models.methods.loading import Traits, traits_of
 from ccot_cli.models.methods.method import Method, Reply, Seconds
 from ccot_cli.names import CCOT, EMBEDDED, EVAL
 from ccot_cli.progress import Progress
+from ccot_cli.stages.inputs import building
 from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
 from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
 from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, verification
@@ -139,10 +141,10 @@ def run(
 
     if workspace is None or not saves:
         return compare()[0]
-    inputs = _inputs(workspace, loadable)
-    spec = ArtifactSpec(EVAL, _new_key(workspace), stage_config(settings, EVAL), inputs, tuple(overrides))
+    inputs, key = _inputs(workspace, loadable), ranks.first(lambda: _new_key(workspace))
+    spec = ArtifactSpec(EVAL, key, stage_config(settings, EVAL), inputs, tuple(overrides))
     # The build is opened before the measurement, so that a workspace that cannot be written to fails at once.
-    with workspace.building(spec, progress.say) as build:
+    with building(workspace, spec, progress) as build:
         try:
             result, predictions = compare()
         except BaseException:
@@ -223,7 +225,9 @@ class Measurement(NamedTuple):
 
 def measure(method: Method, problems: list[Problem], batch_size: int, progress: Progress) -> Measurement:
     """Ask a method all problems in batches, in their order, after one batch to warm up."""
-    for _ in ask(method, problems[:batch_size], batch_size, "warm-up", Progress()):
+    # Each rank warms up: `ask` hands every batch to one of them.
+    warming = problems[:batch_size]
+    for _ in ask(method, warming * ranks.size(), len(warming), "warm-up", Progress()):
         pass
     replies: list[Reply] = []
     seconds: list[tuple[int, Seconds]] = []

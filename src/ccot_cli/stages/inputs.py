@@ -1,20 +1,27 @@
-"""Load what several stages need: the model that `precompute` ran, selected states, finished results.
+"""What several stages share: the model that `precompute` ran, selected states, finished results, how they are built.
 
 Dimensions: J = 1 + K rows of gold states, K selected tokens.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 
+from ccot_cli import ranks
 from ccot_cli.config import WITHOUT_EFFECT, ModelConfig, Settings
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.selection.gold import GoldExample, following_ids
+from ccot_cli.progress import Progress
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, has_moved
+from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
 
 Result = TypeVar("Result")
@@ -35,6 +42,32 @@ def ready_result(workspace: Workspace, spec: ArtifactSpec, kind: type[Result]) -
         return kind(**fields)
     workspace.refuse_while_busy()
     return None
+
+
+@contextmanager
+def building(
+    workspace: Workspace, spec: ArtifactSpec, progress: Progress, *, shares_folder: bool = False
+) -> Iterator[Build]:
+    """Make an artifact in a block, as `Workspace.building` does.
+
+    Of several ranks the first one makes it; the others leave the block after it exists.
+
+    Args:
+        shares_folder: What the other ranks hash early is a part of the artifact. By default all that they write goes
+            into a folder of their own, and is removed in the end.
+    """
+    with ExitStack() as stack:
+        build = ranks.first(lambda: stack.enter_context(workspace.building(spec, progress.say)))
+        build.draft = build.draft.model_copy(update={"ranks": ranks.size()})
+        if shares_folder:
+            build = build.part(ranks.rank())
+        elif ranks.rank() > 0:
+            folder = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
+            build = replace(build, folder=Path(folder))
+        yield build
+        for files in ranks.share(range(ranks.size()), lambda _: build.draft.files) if shares_folder else ():
+            build.remember(files)
+    ranks.first(lambda: None)
 
 
 def load_matching_theta(settings: Settings, source: Artifact) -> Theta:

@@ -5,20 +5,23 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from math import ceil
 from pathlib import Path
 
 import torch
 
+from ccot_cli import ranks
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.data.shards import Record, ShardWriter, mismatched_shards, shard_paths, stored_numbers
+from ccot_cli.data.shards import Record, ShardWriter, missing_shards, plan_shards, shard_paths
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
 from ccot_cli.models.base.theta import Theta, load_theta
-from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, solution_ids
+from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, solution_ids, solution_order
 from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
+from ccot_cli.stages.inputs import building
 from ccot_cli.stages.problems import PROBLEMS_FILE, StoredProblem
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -49,7 +52,7 @@ def run(
     force: bool = False,
     progress: Progress,
 ) -> PrecomputeResult:
-    """Store gold states of the training and validation problems.
+    """Store gold states of the training and validation problems; each rank makes some of the shards.
 
     Args:
         dry_run: Plan only; write nothing.
@@ -61,7 +64,7 @@ def run(
         DivergedError: if a hidden state is not finite.
     """
     if not dry_run and workspace.artifact(PRECOMPUTE) is None:
-        workspace.refuse_while_busy()
+        ranks.first(workspace.refuse_while_busy)
     theta = load_theta(settings.model)
     stored, encoded = _load(theta, settings, progress)
     plan = _plan(theta, settings, stored, encoded)
@@ -71,15 +74,15 @@ def run(
         # `ready` would refuse to replace an artifact, but a plan replaces none.
         match = workspace.matching(spec)
         return _ready_result(match) if match and match.is_complete() else plan
-    if ready := workspace.ready(spec):
+    if ready := ranks.first(lambda: workspace.ready(spec)):
         return _ready_result(ready)
     if not force:
-        _refuse_what_does_not_fit(workspace, theta, settings, plan)
+        ranks.first(lambda: _refuse_what_does_not_fit(workspace, theta, settings, plan))
     progress.say(f"about {human_bytes(plan.num_bytes)} of hidden states")
     started = time.perf_counter()
-    with workspace.building(spec, progress.say) as build:
+    with building(workspace, spec, progress, shares_folder=True) as build:
         _write_states(build, theta, settings, encoded, plan, progress)
-        _write_problems(build.folder, stored)
+        ranks.first(lambda: _write_problems(build.folder, stored))
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
         result = replace(plan, num_shards=num_shards, seconds=seconds)
         prompt = theta.encoder.template.prompt
@@ -95,24 +98,40 @@ def _write_states(
     plan: PrecomputeResult,
     progress: Progress,
 ) -> None:
-    """Write the shards, except for those that an interrupted run has finished."""
+    """Write this rank's shards, except for those that an interrupted run has finished.
+
+    A rank has consecutive shards. What is in a shard depends on the settings alone, so any number of ranks makes the
+    same files.
+    """
     config = settings.precompute
     indices = range(theta.num_layers + 1) if plan.is_every_index else [config.scorer_layer]
-    build.drop_unknown()
-    for path in mismatched_shards(build.folder, len(indices)):
-        path.unlink()  # The interrupted run was allowed more disk space, or less.
-    done = stored_numbers(build.folder)
-    states = gold_states(
-        theta, encoded, indices=indices, batch_tokens=config.batch_tokens, dtype=STORED_DTYPE, skip=done
-    )
+    order = solution_order(theta, encoded)
     shard_bytes = min(config.shard_megabytes * 10**6, plan.num_bytes)
-    with (
-        ShardWriter(build.folder, shard_bytes, build.hash_early) as writer,
-        progress.task("hidden states", total=len(encoded) - len(done), unit="problems") as advance,
-    ):
-        for number, states_JID in states:
-            writer.add(make_record(number, encoded[number], states_JID))
-            advance()
+    row_bytes = len(indices) * theta.model.config.hidden_size * STORED_DTYPE.itemsize
+    shards = plan_shards([1 + len(encoded[number].chain) for number in order], shard_bytes // row_bytes)
+
+    def missing() -> list[range]:
+        build.drop_unknown()
+        return missing_shards(build.folder, [order[shard.start : shard.stop] for shard in shards], len(indices))
+
+    first, end = (ceil(len(shards) * bound / ranks.size()) for bound in (ranks.rank(), ranks.rank() + 1))
+    here = [range(max(run.start, first), min(run.stop, end)) for run in ranks.first(missing)]
+    records = [range(shards[run[0]].start, shards[run[-1]].stop) for run in here if run]
+    label = "hidden states" if ranks.size() == 1 else f"hidden states, one of {ranks.size()} shares"
+    with progress.task(label, total=sum(map(len, records)), unit="problems") as advance:
+        for run, wanted in zip(filter(None, here), records, strict=True):
+            states = gold_states(
+                theta,
+                encoded,
+                indices=indices,
+                batch_tokens=config.batch_tokens,
+                dtype=STORED_DTYPE,
+                skip={*order[: wanted.start], *order[wanted.stop :]},
+            )
+            with ShardWriter(build.folder, shard_bytes, build.hash_early, first=run.start) as writer:
+                for number, states_JID in states:
+                    writer.add(make_record(number, encoded[number], states_JID))
+                    advance()
 
 
 def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[StoredProblem], list[EncodedProblem]]:

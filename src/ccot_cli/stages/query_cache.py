@@ -7,7 +7,9 @@ no artifact: if it is deleted or damaged, the next training makes it again. It e
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
+from ccot_cli import ranks
 from ccot_cli.files import SEAL_BYTES, commit, free_bytes, is_sealed, seal
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.training.queries import FreshQueries, KeptQueries, Queries, fill_queries, num_bytes
@@ -30,7 +32,7 @@ def open_queries(
 ) -> Queries:
     """Open the cache of these queries, and fill it first if it is missing or damaged.
 
-    Cached queries of another `source` are deleted.
+    Cached queries of another `source` are deleted. Of several ranks the first one fills the cache, for all.
 
     Args:
         source: The artifact that the queries' problems come from.
@@ -41,15 +43,24 @@ def open_queries(
         The cached queries; if they are too large for the cache, queries that are run at every use. Both are rounded
         alike, so what is learned does not depend on the room on the disk.
     """
-    theta = adapters.theta
+    path = ranks.first(lambda: _filled(workspace, source, adapters, queries, progress))
+    if path is None:
+        return FreshQueries(adapters, queries, layer, rounds=True)
+    return KeptQueries(adapters.theta, queries, layer, path)
+
+
+def _filled(
+    workspace: Workspace, source: Artifact, adapters: Adapters, queries: Sequence[list[int]], progress: Progress
+) -> Path | None:
+    """Return the path of the cache of these queries, filled now if it was not; None if it is too large."""
     folder = workspace.cache
     # The fingerprint covers the model and the problems; the digest tells training problems from validation problems.
     prefix = queries_prefix(source)
     path = folder / f"{prefix}{_digest(queries)}.bin"
-    needed = num_bytes(theta, queries)
+    needed = num_bytes(adapters.theta, queries)
     if not (path.exists() and path.stat().st_size == needed + SEAL_BYTES and is_sealed(path)):
         if needed > min(MOST_BYTES, MOST_OF_FREE_SPACE * free_bytes(folder)):
-            return FreshQueries(adapters, queries, layer, rounds=True)
+            return None
         folder.mkdir(exist_ok=True)
         for old in workspace.cached_queries():
             if not old.name.startswith(prefix):
@@ -58,7 +69,7 @@ def open_queries(
             for count in fill_queries(adapters, queries, part, batch_tokens=BATCH_TOKENS):
                 advance(count)
             seal(part)
-    return KeptQueries(theta, queries, layer, path)
+    return path
 
 
 def _digest(queries: Sequence[list[int]]) -> str:

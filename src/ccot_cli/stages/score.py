@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ccot_cli import ranks
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, read_records
@@ -73,6 +74,8 @@ def run(
 ) -> ScoreResult:
     """Select k = ceil(r m) of the m chain tokens of every problem, and store their states at every index.
 
+    Of several ranks the first one does all of it.
+
     Args:
         variant: End of the artifact's key; not empty if the settings are not the workspace's own.
 
@@ -81,6 +84,20 @@ def run(
         ResourceError: if the states do not fit on the disk.
         CorruptError: if a hidden state or a problem is not the one that was stored.
     """
+    return ranks.first(
+        lambda: _score(workspace, settings, ratio, variant=variant, overrides=overrides, progress=progress)
+    )
+
+
+def _score(
+    workspace: Workspace,
+    settings: Settings,
+    ratio: Decimal,
+    *,
+    variant: str,
+    overrides: Sequence[str],
+    progress: Progress,
+) -> ScoreResult:
     source = workspace.require(PRECOMPUTE)
     inputs = {PRECOMPUTE: source.fingerprint}
     spec = ArtifactSpec(SCORE, ratio_name(ratio) + variant, stage_config(settings, SCORE), inputs, tuple(overrides))

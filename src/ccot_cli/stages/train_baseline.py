@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ccot_cli import ranks
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import Theta
@@ -18,7 +19,7 @@ from ccot_cli.models.training.recipes.base import RecipeSetup
 from ccot_cli.models.training.recipes.registry import RECIPES
 from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_BASELINE, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
+from ccot_cli.stages.inputs import building, load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.methods import baseline_key
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.validation import MOST_JUDGED, caps, changed_figures, validate
@@ -76,11 +77,11 @@ def run(
         inputs[scored.name] = scored.fingerprint
     key = baseline_key(method, ratio) + variant
     spec = ArtifactSpec(TRAIN_BASELINE, key, stage_config(settings, TRAIN_BASELINE), inputs, tuple(overrides))
-    if ready := ready_result(workspace, spec, TrainBaselineResult):
+    if ready := ranks.first(lambda: ready_result(workspace, spec, TrainBaselineResult)):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
     theta = load_matching_theta(settings, source)
     theta.require_resident(f"training {method}")
-    with workspace.building(spec, progress.say) as build:
+    with building(workspace, spec, progress) as build:
         result = _train(theta, settings, method, ratio, source, scored, build, progress)
         build.summary.update(asdict(result))
     return result

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ccot_cli import ranks
 from ccot_cli.config import AUTO, Settings, TrainPhiConfig, stage_config
 from ccot_cli.errors import DivergedError, MissingError, UsageError
 from ccot_cli.files import check_space
@@ -26,7 +27,7 @@ from ccot_cli.models.training.phi_report import PhiJudge, PhiReport
 from ccot_cli.models.training.queries import Queries
 from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_PHI, parse_ratio, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
+from ccot_cli.stages.inputs import building, load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.query_cache import open_queries
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -61,6 +62,8 @@ def run(
 ) -> TrainPhiResult:
     """Train and save φ for one ratio; an interrupted run resumes from its last checkpoint.
 
+    Layer by layer, the first of several ranks does everything.
+
     Args:
         variant: End of the artifact's key; not empty if the settings are not the workspace's own.
         selected: Key of the `score` artifact to train on; by default the same key as that of the new artifact.
@@ -71,6 +74,22 @@ def run(
         ResourceError: if a single problem does not fit into memory, or stored states do not fit on the disk.
         DivergedError: if the trained φ generates states that are not finite.
     """
+    train_it = partial(
+        _train, workspace, settings, ratio, variant=variant, selected=selected, overrides=overrides, progress=progress
+    )
+    return ranks.first(train_it) if settings.train_phi.schedule == "layerwise" else train_it()
+
+
+def _train(
+    workspace: Workspace,
+    settings: Settings,
+    ratio: Decimal,
+    *,
+    variant: str,
+    selected: str | None,
+    overrides: Sequence[str],
+    progress: Progress,
+) -> TrainPhiResult:
     key = ratio_name(ratio) + variant
     scored = workspace.require(SCORE, selected or key)
     source = workspace.require(PRECOMPUTE)
@@ -79,7 +98,7 @@ def run(
     if start is not None:
         inputs[start.name] = start.fingerprint
     spec = ArtifactSpec(TRAIN_PHI, key, stage_config(settings, TRAIN_PHI), inputs, tuple(overrides))
-    if ready := ready_result(workspace, spec, TrainPhiResult):
+    if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPhiResult)):
         return ready
     theta = load_matching_theta(settings, source)
     config = _with_layer(settings.train_phi, scored, theta, progress)
@@ -92,7 +111,7 @@ def run(
         start.check()
         adapters.load(PHI, start.path(PHI))
     examples = load_examples(theta, source, scored)
-    with workspace.building(spec, progress.say) as build:
+    with building(workspace, spec, progress) as build:
         job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)
         layers, num_steps = job.train_layers() if config.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())

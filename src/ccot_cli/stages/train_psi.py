@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ccot_cli import ranks
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
@@ -27,7 +28,7 @@ from ccot_cli.models.training.psi import HeldOut, PsiTraining
 from ccot_cli.models.training.queries import Queries
 from ccot_cli.names import PRECOMPUTE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import load_matching_theta, ready_result
+from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.query_cache import open_queries
 from ccot_cli.stages.validation import MOST_JUDGED, accuracy_of, caps, changed_figures
@@ -88,10 +89,10 @@ def run(
     phi = workspace.require(TRAIN_PHI, generator or key)
     inputs = {workspace.input_name(phi, key): phi.fingerprint}
     spec = ArtifactSpec(TRAIN_PSI, key, stage_config(settings, TRAIN_PSI), inputs, tuple(overrides))
-    if ready := ready_result(workspace, spec, TrainPsiResult):
+    if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPsiResult)):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
     job = _Job(workspace, settings, ratio, load_matching_theta(settings, source), source, phi, progress)
-    with workspace.building(spec, progress.say) as build:
+    with building(workspace, spec, progress) as build:
         result = job.train(build)
         build.summary.update(asdict(result))
     return result

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ccot_cli import ranks
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
@@ -81,10 +82,11 @@ def ask(
     """Ask a method all problems in batches, in their order; yield each batch with its replies and its time."""
     if isinstance(method, GoldMethod):
         method.show(problems)
+    batches = [problems[start : start + batch_size] for start in range(0, len(problems), batch_size)]
+    shared = ranks.share(batches, lambda batch: reply_in_parts(method, [problem.question for problem in batch]))
     with progress.task(label, total=len(problems), unit="problems") as advance:
-        for start in range(0, len(problems), batch_size):
-            batch = problems[start : start + batch_size]
-            yield batch, *reply_in_parts(method, [problem.question for problem in batch])
+        for batch, replied in zip(batches, shared, strict=True):
+            yield batch, *replied
             advance(len(batch))
 
 

@@ -82,6 +82,8 @@ class Manifest(BaseModel):
     """Figures for `status`."""
     command: tuple[str, ...] = ()
     """The command line that made it, from the subcommand on and without the workspace; empty if Python made it."""
+    ranks: int = 1
+    """Number of processes that made it together. Training adds up in another order with another number."""
 
     @property
     def fingerprint(self) -> str:

@@ -2,9 +2,10 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -35,9 +36,17 @@ class Build:
     """Whether the folder holds work that an earlier attempt at the same artifact has finished."""
     summary: dict[str, Any] = field(default_factory=dict)
     """Figures for `status`, which the stage fills in."""
+    draft_file: str = BUILDING_FILE
     _scratch: list[Path] = field(default_factory=list)
     _hashes: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict)
     """Stamp and hash of files that were hashed early."""
+
+    def part(self, number: int) -> Self:
+        """Return the build of one of several processes that make this artifact together, numbered from 0.
+
+        Each writes its hashes into a draft of its own; an attempt that resumes reads all of them.
+        """
+        return replace(self, draft_file=f"{Path(BUILDING_FILE).stem}-{number}.json") if number else self
 
     def hash_early(self, path: Path) -> None:
         """Hash a finished file while others are still being made, so that `finish` need not read it.
@@ -48,7 +57,7 @@ class Build:
         self._hashes[path] = stamp, sha256_of(path)
         name = path.relative_to(self.folder).as_posix()
         self.draft.files[name] = FileRecord(sha256=self._hashes[path][1], size=stamp[1])
-        write_json(self.folder / BUILDING_FILE, self.draft.model_dump(mode="json"))
+        write_json(self.folder / self.draft_file, self.draft.model_dump(mode="json"))
 
     def drop_unknown(self) -> None:
         """Remove what an interrupted attempt has left and no hash vouches for."""
@@ -91,7 +100,7 @@ class Build:
 
     def _is_left_out(self, path: Path) -> bool:
         is_scratch = any(path.is_relative_to(scratch) for scratch in self._scratch)
-        return is_scratch or path.suffix == PART or path == self.folder / BUILDING_FILE
+        return is_scratch or path.suffix == PART or path in _drafts(self.folder)
 
 
 def open_folder(folder: Path, draft: Manifest, old: Artifact | None, damaged: Sequence[Path]) -> Build:
@@ -194,11 +203,22 @@ def replacement_folder(folder: Path) -> Path:
 
 
 def read_draft(folder: Path) -> Manifest | None:
-    """Return the manifest of an attempt that did not finish; None if there is no such attempt."""
+    """Return the manifest of an attempt that did not finish, with the files of all its parts; None if there is none."""
     try:
-        return Manifest.model_validate_json((folder / BUILDING_FILE).read_bytes())
+        draft = Manifest.model_validate_json((folder / BUILDING_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
+    for path in _drafts(folder):
+        with suppress(OSError, ValidationError):
+            part = Manifest.model_validate_json(path.read_bytes())
+            if part.spec.request == draft.spec.request:
+                draft.files.update(part.files)
+    return draft
+
+
+def _drafts(folder: Path) -> list[Path]:
+    """Return the paths of the drafts of an attempt and of its parts."""
+    return [*folder.glob(f"{Path(BUILDING_FILE).stem}*.json")]
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
+from ccot_cli import ranks
 from ccot_cli.config import AUTO, ModelConfig
 from ccot_cli.data.prompts import Encoder, Template, chat_prompt
 from ccot_cli.errors import ResourceError, UsageError
@@ -132,15 +133,16 @@ class Theta:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of this name; `auto` is the first GPU, or the CPU if there is none.
+    """Return the device of this name; `auto` is a GPU, or the CPU if there is none. Each rank has a GPU of its own.
 
     Raises:
         UsageError: if there is no such device.
     """
+    own_gpu = f"cuda:{ranks.local_rank()}" if ranks.size() > 1 else "cuda"
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(own_gpu if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        device = torch.device(own_gpu if name == "cuda" else name)
         torch.zeros(1, device=device).tolist()  # A device such as `meta` computes nothing.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         first_line = str(error).splitlines()[0]

@@ -41,6 +41,12 @@ def solution_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
     return [*problem.query, *problem.chain, *theta.encoder.answer_marker, *problem.answer]
 
 
+def solution_order(theta: Theta, problems: Sequence[EncodedProblem]) -> list[int]:
+    """Return the numbers of the problems in the order in which `gold_states` yields them."""
+    lengths = [len(solution_ids(theta, problem)) for problem in problems]
+    return [number for batch in plan_batches(lengths, batch_tokens=1) for number in batch]
+
+
 def following_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
     """Return the token id that follows each chain token; the first of the answer's marker follows the last one."""
     return [*problem.chain[1:], theta.encoder.answer_marker[0]]

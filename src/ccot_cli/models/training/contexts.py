@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from ccot_cli import ranks
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
@@ -61,8 +62,9 @@ def roll_out(
         # Copies, because views would keep the whole batch in memory.
         return [(number, tokens.inputs_BKD[row, : num_tokens[number]].clone()) for row, number in enumerate(batch)]
 
-    for batch in bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0)):
-        for rollouts in in_parts(batch, run):
+    batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
+    for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
+        for rollouts in parts:
             yield from rollouts
 
 
@@ -197,6 +199,7 @@ def token_states(
 
     lengths = [len(query) for query in context.queries.queries]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    states = dict(numbered for batch in batches for part in in_parts(batch, run) for numbered in part)
+    shared = ranks.share(batches, lambda batch: [*in_parts(batch, run)])
+    states = dict(numbered for parts in shared for part in parts for numbered in part)
     lower, last = zip(*(states[number] for number in range(len(examples))), strict=True)
     return [*lower], [*last]

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ccot_cli import ranks
 from ccot_cli.data.batches import bucketed
 from ccot_cli.files import commit, strict_json
 from ccot_cli.models.training.checkpoints import damaged_checkpoint, save_checkpoint
@@ -112,7 +114,8 @@ def train(
     """Take all steps that are left, with a log and checkpoints, and end with the best weights.
 
     If the user asks for a stop, the current step is finished and saved. An interrupted run continues from its last
-    checkpoint and, on a CPU, ends in the same bits as an uninterrupted one.
+    checkpoint and, on a CPU, ends in the same bits as an uninterrupted one. With several ranks the first one writes
+    log and checkpoints, and a stop of one rank stops all after the same step.
 
     Args:
         log: File with a JSON line for every step: loss, learning rate, norm of the gradient before clipping, and number
@@ -130,17 +133,18 @@ def train(
         DivergedError: if several steps in a row, or the last one, are not finite.
         ResourceError: if a single example does not fit into memory.
         CorruptError: if the checkpoint or the log of an interrupted run is damaged.
+        UsageError: if the interrupted run had another number of ranks.
     """
     optimiser, epoch = training.optimiser, training.steps_per_epoch
     lines: list[dict[str, Any]] = []
-    if checkpoint.exists():
+    if ranks.first(checkpoint.exists):
         optimiser.resume(checkpoint)
         # The log is written first, so it may have more steps than the checkpoint.
-        lines = read_lines(log)[: optimiser.step_count]
+        lines = ranks.first(lambda: read_lines(log))[: optimiser.step_count]
         progress.say(f"resumed after step {optimiser.step_count:,}")
     with (
         progress.task(label, total=optimiser.num_steps, unit="steps", done=optimiser.step_count) as advance,
-        delayed_stop() as is_stop_asked,
+        delayed_stop(ranks.is_any) as is_stop_asked,
     ):
         for loss in training.steps():
             step, shown = optimiser.step_count, {"tokens/s": f"{training.tokens_per_second:,.0f}"}
@@ -157,12 +161,16 @@ def train(
             advance(1, **figures(loss), **shown)
             is_stopping = is_stop_asked()
             if is_stopping or step % checkpoint_steps == 0 or step == optimiser.num_steps:
-                write_lines(log, lines)
-                save_checkpoint(checkpoint, optimiser.state())
+                ranks.first(partial(_save, log, lines, checkpoint, optimiser.state()))
             if is_stopping:
                 break
     optimiser.restore()
     return Trained(_mean_loss(lines[-epoch:]), _best_step(lines))
+
+
+def _save(log: Path, lines: list[dict[str, Any]], checkpoint: Path, state: dict[str, Tensor]) -> None:
+    write_lines(log, lines)
+    save_checkpoint(checkpoint, state)
 
 
 def _best_step(lines: list[dict[str, Any]]) -> int:

@@ -14,8 +14,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from ccot_cli import ranks
 from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
-from ccot_cli.errors import DivergedError
+from ccot_cli.errors import DivergedError, UsageError
 from ccot_cli.models.base.memory import does_not_fit, is_out_of_memory, release
 from ccot_cli.models.training.checkpoints import load_checkpoint
 from ccot_cli.names import OptimiserName
@@ -27,6 +28,8 @@ WARM_UP = 0.05
 """Proportion of the steps in which the learning rate rises."""
 _KEPT = "kept"
 """Prefix, in a saved state, of the parameters that are kept."""
+_RANKS = "ranks"
+"""Name, in a saved state, of the number of ranks."""
 MAX_BAD_STEPS = 5
 """Steps in a row without a finite loss and gradient after which training is given up."""
 
@@ -173,8 +176,9 @@ class Optimiser:
     def step_on(self, batch: Sequence[int], part_loss: PartLoss) -> float:
         """Take one step down a batch's loss, adding up the gradients of its micro-batches.
 
-        If the loss or its gradient is not finite, the parameters stay as they are. If a micro-batch does not fit into
-        memory, micro-batches are half as large from then on.
+        With several ranks each takes its part of the batch, and all take the same step. If the loss or its gradient is
+        not finite, the parameters stay as they are. If a micro-batch does not fit into memory, micro-batches are half
+        as large from then on, on this rank alone: the ranks meet once in a step, after their last micro-batch.
 
         Args:
             batch: Numbers of the batch's examples.
@@ -187,9 +191,26 @@ class Optimiser:
             DivergedError: if several steps in a row, or the last one, are not finite.
             ResourceError: if a single example does not fit into memory.
         """
-        while (loss := self._add_up(batch, part_loss)) is None:
+        here = batch[ranks.rank() :: ranks.size()]
+        while (loss := self._add_up(here, batch, part_loss)) is None:
             pass
-        return self._descend(loss)
+        return self._descend(self._sum_of_ranks(loss))
+
+    def _sum_of_ranks(self, loss: float) -> float:
+        """Replace this rank's gradients by the sum of all ranks'; return the sum of their losses."""
+        if ranks.size() == 1:
+            return loss
+        parameters = list(self.parameters.values())
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        # A gradient that no rank has stays none, so that the optimiser leaves its parameter out as one process does.
+        others = gradients[0].new_tensor([loss, *(float(each.grad is not None) for each in parameters)])
+        flat = torch.cat([*(each.flatten() for each in gradients), others])
+        ranks.add_up(flat)
+        *sums, others = torch.split(flat, [*(each.numel() for each in parameters), len(others)])
+        loss, *counts = others.tolist()
+        for parameter, total, count in zip(parameters, sums, counts, strict=True):
+            parameter.grad = total.view_as(parameter).to(parameter.dtype) if count else None
+        return loss
 
     def _descend(self, loss: float) -> float:
         """Take a step with the gradients that are in the parameters; return their loss."""
@@ -215,17 +236,18 @@ class Optimiser:
         self.step_count += 1
         return loss
 
-    def _add_up(self, batch: Sequence[int], part_loss: PartLoss) -> float | None:
-        """Compute a batch's loss and leave its gradient in the parameters.
+    def _add_up(self, here: Sequence[int], batch: Sequence[int], part_loss: PartLoss) -> float | None:
+        """Compute what some examples add to a batch's loss, and leave its gradient in the parameters.
 
         If a micro-batch does not fit into memory, halve their size and return None.
         """
         self._inner.zero_grad(set_to_none=True)
-        size = min(self.micro_batch_size or len(batch), len(batch))
+        # A batch of fewer examples than ranks leaves some ranks without any.
+        size = max(1, min(self.micro_batch_size or len(here), len(here)))
         total = 0.0
         try:
-            for start in range(0, len(batch), size):
-                loss = part_loss(batch[start : start + size], batch)
+            for start in range(0, len(here), size):
+                loss = part_loss(here[start : start + size], batch)
                 total += float(loss.detach())
                 if not isfinite(total):
                     return total
@@ -253,7 +275,7 @@ class Optimiser:
 
     def state(self) -> dict[str, Tensor]:
         """Return what `resume` needs, as named tensors: parameters, those kept, moments and number of steps taken."""
-        tensors = {"step": torch.tensor(self.step_count)}
+        tensors = {"step": torch.tensor(self.step_count), _RANKS: torch.tensor(ranks.size())}
         tensors |= {f"{_KEPT}/{name}": tensor for name, tensor in self.kept.items()}
         for name, parameter in self.parameters.items():
             tensors[f"parameter/{name}"] = parameter.detach().cpu().contiguous()
@@ -262,9 +284,19 @@ class Optimiser:
         return tensors
 
     def resume(self, path: Path) -> None:
-        """Restore a saved state; on a CPU, training then continues bit for bit."""
-        tensors = load_checkpoint(path)
+        """Restore a saved state, which the first rank reads; on a CPU, training then continues bit for bit.
+
+        Raises:
+            CorruptError: if the file is damaged.
+            UsageError: if another number of ranks saved it: they add up in another order, and other bits would result.
+        """
+        tensors = ranks.first(lambda: load_checkpoint(path))
         self.step_count = int(tensors.pop("step"))
+        if (num_ranks := int(tensors.pop(_RANKS, 1))) != ranks.size():
+            raise UsageError(
+                f"this training was begun with {num_ranks} ranks, not {ranks.size()}",
+                fix=f"go on with {num_ranks}, or remove {path.parent}; its training starts from the beginning",
+            )
         for name, parameter in self.parameters.items():
             with torch.no_grad():
                 parameter.copy_(tensors.pop(f"parameter/{name}"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ccot_cli import ranks
 from ccot_cli.config import TrainPhiConfig
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.base.memory import in_parts
@@ -125,9 +126,10 @@ class PhiJudge:
         def run(numbers: Sequence[int]) -> tuple[Sequence[int], Generated]:
             return numbers, generate(self.adapters, self.validation, self.queries, numbers, layer=self.layer)
 
-        all_numbers = range(len(self.validation))
-        for start in range(0, len(all_numbers), self.batch_size):
-            yield from in_parts(all_numbers[start : start + self.batch_size], run)
+        numbers = range(len(self.validation))
+        batches = [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
+        for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
+            yield from parts
 
     def _accuracies(self, states_IMD: Tensor, labels_M: Tensor) -> list[float]:
         """Compute the probes' accuracies on tokens that precede numbers, at l and at L."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ccot_cli import ranks
 from ccot_cli.config import TrainPsiConfig
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
@@ -166,8 +167,9 @@ class PsiTraining(Training):
             return is_right_BO.all(dim=1).tolist(), float(F.cross_entropy(logits_MV, target_M, reduction="sum"))
 
         numbers = range(len(held_out.examples))
-        for first in range(0, len(numbers), self.batch_size):
-            for marks, loss in in_parts(numbers[first : first + self.batch_size], run):
+        batches = [numbers[first : first + self.batch_size] for first in range(0, len(numbers), self.batch_size)]
+        for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
+            for marks, loss in parts:
                 are_right += marks
                 total += loss
         return Judgement(sum(are_right) / len(are_right), total / _num_answer(held_out.examples))

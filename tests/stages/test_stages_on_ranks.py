@@ -1,0 +1,150 @@
+"""Stages on two ranks write what one process writes."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from ranks_running import on_ranks
+
+from ccot_cli import ranks
+from ccot_cli.errors import BusyError
+from ccot_cli.models.training.loop import LOG_FILE, read_lines
+from ccot_cli.overrides import override
+from ccot_cli.progress import Progress
+from ccot_cli.stages import evaluate, train_baseline
+from ccot_cli.workspace.lock import lock
+from stages.runs import MakeRun, Run, Told, same_tensors
+
+SEVERAL_SHARDS = {"precompute.shard_megabytes": 1, "data.limit": 240}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of an artifact but its manifest, which names the time and the ranks."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.suffix != ".json"}
+
+
+def train_baseline_of(run: Run, method: str) -> train_baseline.TrainBaselineResult:
+    return train_baseline.run(run.workspace, run.settings, method, Decimal(0), progress=Progress())
+
+
+def evaluated(run: Run) -> evaluate.EvalResult:
+    settings = override(run.settings, {"eval.batch_size": 2})
+    return evaluate.run(run.workspace, settings, names=["ccot", "direct"], has_controls=True, progress=Progress())
+
+
+@pytest.mark.slow
+def test_every_stage_comes_to_what_one_process_comes_to(make_run: MakeRun) -> None:
+    small = {**SEVERAL_SHARDS, "data.limit": 120}
+    alone, together = make_run("alone", **small), make_run("together", **small)
+
+    def states(run: Run) -> tuple[int, float]:
+        return run.precompute().num_shards, run.score().mean_kept
+
+    assert on_ranks(2, lambda: states(together)) == [states(alone)] * 2
+    for name in ("precompute", "score/r0.10"):
+        one, other = content(alone.workspace.root / name), content(together.workspace.root / name)
+        assert one == other
+        assert len(one) >= 2
+    assert alone.workspace.require("precompute").fingerprint == together.workspace.require("precompute").fingerprint
+
+    def training(run: Run) -> tuple[float, float, float]:
+        return (
+            run.train_phi().report["losses"][0],
+            run.train_psi().train_loss,
+            train_baseline_of(run, "direct").train_loss,
+        )
+
+    losses = training(alone)
+    assert on_ranks(2, lambda: training(together)) == [pytest.approx(losses, rel=1e-3)] * 2
+    for name in ("train-phi/r0.10", "train-psi/r0.10", "train-baseline/direct"):
+        one, other = (read_lines(run.workspace.root / name / LOG_FILE) for run in (alone, together))
+        assert [line["loss"] for line in other] == pytest.approx([line["loss"] for line in one], rel=1e-3)
+        manifest = json.loads((together.workspace.root / name / "manifest.json").read_text())
+        assert manifest["ranks"] == 2
+
+    # The same weights: what differs is only the ranks that ask the questions.
+    asked = evaluated(together)
+    first, second = on_ranks(2, lambda: evaluated(together))
+    assert replace(second, folder=first.folder) == first
+    assert first.folder != asked.folder
+    assert [replace_times(row) for row in first.rows] == [replace_times(row) for row in asked.rows]
+    assert first.pairs == asked.pairs
+    said, said_alone = (Path(str(each.folder)) / "predictions.jsonl" for each in (first, asked))
+    assert said.read_bytes() == said_alone.read_bytes()
+    assert len(said.read_text().splitlines()) == 6 * len(first.rows)
+
+
+def replace_times(row: evaluate.EvalRow) -> evaluate.EvalRow:
+    times = {name: 0.0 for name in vars(row) if "seconds" in name}
+    return replace(row, **times)
+
+
+class Interrupted(Progress):
+    """On the first rank, Ctrl-C once another rank has written its shard."""
+
+    def __init__(self, shard: Path) -> None:
+        self.shard = shard
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
+        def advance(count: int = 1, **figures: str) -> None:
+            until = time.monotonic() + 60
+            while not self.shard.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(0.1)  # Its hash is written down after it.
+            raise KeyboardInterrupt
+
+        yield advance if ranks.rank() == 0 and label.startswith("hidden states") else lambda count=1, **figures: None
+
+
+def test_what_every_rank_has_written_serves_an_interrupted_precompute(make_run: MakeRun) -> None:
+    whole, run = make_run("whole", **SEVERAL_SHARDS), make_run("cut", **SEVERAL_SHARDS)
+    whole.precompute()
+    last = run.workspace.root / "precompute" / "shard-00002.safetensors"
+
+    def interrupt() -> bool:
+        with suppress(KeyboardInterrupt, RuntimeError):  # The other rank loses its connection.
+            run.precompute(Interrupted(last))
+        return last.exists()
+
+    assert on_ranks(2, interrupt) == [True, True]
+    written, told = last.stat().st_mtime_ns, Told()
+    result = run.precompute(told)
+    assert 0 < told.left["hidden states"] < result.num_train + result.num_validation
+    assert last.stat().st_mtime_ns == written
+    assert content(last.parent) == content(whole.workspace.root / "precompute")
+    assert sorted(path.name for path in last.parent.glob("*.json")) == ["manifest.json"]
+
+
+def test_a_workspace_in_use_refuses_every_rank(make_run: MakeRun) -> None:
+    run = make_run()
+
+    def refused() -> str:
+        with pytest.raises(BusyError) as raised:
+            run.precompute()
+        return raised.value.message
+
+    with lock(run.workspace.root, ("train-phi",)):
+        first, second = on_ranks(2, refused)
+    assert first == second
+    assert "in use by process" in first
+
+
+def test_layer_by_layer_the_first_rank_trains_for_all(make_run: MakeRun) -> None:
+    layerwise = {"train_phi.schedule": "layerwise"}
+    alone, together = make_run("alone", **layerwise), make_run("together", **layerwise)
+
+    def trained(run: Run) -> float:
+        run.precompute()
+        run.score()
+        return run.train_phi().report["losses"][0]
+
+    assert on_ranks(2, lambda: trained(together)) == [trained(alone)] * 2
+    folders = [run.workspace.root / "train-phi" / "r0.10" for run in (alone, together)]
+    assert content(folders[0]) == content(folders[1])
+    assert same_tensors(*folders)
