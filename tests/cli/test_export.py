@@ -4,18 +4,26 @@ import json
 import os
 import shutil
 import zipfile
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import save_tiny
-from transformers import PreTrainedTokenizerFast
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from ccot_cli import load
 from ccot_cli.data.word_problems import generate
+from ccot_cli.models.base.adapters import PSI
+from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.direct import DirectMethod
 from ccot_cli.stages.ask import AskResult
 from ccot_cli.workspace.workspace import Workspace
-from cli.running import Output, output
+from cli.running import QUESTION, Output, output
 
 
 def answers(workspace: Path, method: str) -> list[AskResult]:
@@ -186,3 +194,65 @@ def test_a_model_that_has_a_name_everywhere_is_found_by_it(folder: Path, capsys:
         "is_model_checked": False,
     }
     assert answers(Path("new"), "direct") == answers(Path("run"), "direct")
+
+
+@pytest.fixture
+def unpacked(trained: Path, capsys: Output) -> Path:
+    """The files of an archive in a folder."""
+    output(capsys, "export", "methods.zip")
+    with zipfile.ZipFile("methods.zip") as archive:
+        archive.extractall("unpacked")
+    return Path("unpacked")
+
+
+def plain(model_folder: Path, adapter: Path) -> tuple[PeftModel, torch.Tensor, torch.Tensor]:
+    """Load θ with an adapter, the question's ids and those of <ANS>, by transformers and PEFT alone."""
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), str(adapter)).eval()
+    query, marker = (tokenizer(text, return_tensors="pt").input_ids for text in (f"{QUESTION}\n", "\n####"))
+    start = torch.full((1, 1), tokenizer.bos_token_id)
+    return model, torch.cat([start, query], dim=1), marker
+
+
+@torch.no_grad()
+def test_transformers_and_peft_alone_compute_the_logits_of_direct(
+    unpacked: Path, trained: Path, model_folder: Path
+) -> None:
+    model, query_ids, marker_ids = plain(model_folder, unpacked / "train-baseline/direct/psi")
+    ids = torch.cat([query_ids, marker_ids], dim=1)
+    logits = model(input_ids=ids).logits[:, -marker_ids.shape[1] :]
+    method = load(trained, method="direct").method
+    assert isinstance(method, DirectMethod)
+    sequence = method.prepare([method.theta.encoder.query(QUESTION)]).sequence
+    method.adapters.use(PSI)
+    fed = torch.tensor([method.theta.encoder.answer_marker])
+    states = method.theta.blocks.run_ids(fed, torch.ones_like(fed, dtype=torch.bool), sequence)
+    torch.testing.assert_close(logits, method.theta.blocks.logits(states))
+    with model.disable_adapter():
+        assert (model(input_ids=ids).logits[:, -marker_ids.shape[1] :] - logits).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_transformers_and_peft_alone_compute_phis_first_states(
+    unpacked: Path, trained: Path, model_folder: Path
+) -> None:
+    model, query_ids, _ = plain(model_folder, unpacked / "train-psi/r0.10/phi")
+    layer = json.loads((unpacked / "train-psi/r0.10/method.json").read_text())["autoregressive_layer"]
+    with model.disable_adapter():
+        read = model(input_ids=query_ids, output_hidden_states=True, use_cache=True)
+    states, fed = [], read.hidden_states[layer][:, -1:]
+    with model.disable_adapter():
+        cache = deepcopy(read.past_key_values)
+        unchanged = model(inputs_embeds=fed, past_key_values=cache, output_hidden_states=True).hidden_states[layer]
+    for _ in range(3):
+        step = model(inputs_embeds=fed, past_key_values=read.past_key_values, output_hidden_states=True)
+        fed = step.hidden_states[layer][:, -1:]
+        states.append(fed)
+    method = load(trained).method
+    assert isinstance(method, CcotMethod)
+    sequence, first_BD = encode_query(method.adapters, [method.theta.encoder.query(QUESTION)], layer=layer)
+    tokens = contemplate(
+        method.adapters, sequence, first_BD, layer=layer, max_tokens=3, is_end=None, chance=None, reserved=8
+    )
+    torch.testing.assert_close(torch.cat(states, dim=1), tokens.lower_BKD)
+    assert (unchanged - states[0]).abs().max() > 1e-2
