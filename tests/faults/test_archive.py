@@ -33,7 +33,7 @@ def is_refused(source: Path, folder: Path) -> str:
     """Check that an archive is refused with exit code 4 and leaves nothing; return the message."""
     before = sorted(folder.parent.rglob("*"))
     with pytest.raises(CorruptError) as refused:
-        import_.run(source, folder)
+        import_.run(str(source), folder)
     assert sorted(folder.parent.rglob("*")) == before
     assert refused.value.fix
     return refused.value.message

@@ -26,6 +26,7 @@ from ccot_cli.cli import (
     merge,
     precompute,
     problems,
+    push,
     score,
     serve,
     status,
@@ -62,6 +63,7 @@ app.command("train-baseline", rich_help_panel="Train")(train_baseline.train_base
 app.command("sweep", rich_help_panel="Train")(sweep.sweep)
 app.command("export", rich_help_panel="Share")(export.export)
 app.command("import", rich_help_panel="Share")(import_.import_)
+app.command("push", rich_help_panel="Share")(push.push)
 app.command("merge", rich_help_panel="Share")(merge.merge)
 app.command("config", rich_help_panel="Inspect")(config.config)
 app.command("status", rich_help_panel="Inspect")(status.status)

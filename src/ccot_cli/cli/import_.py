@@ -13,8 +13,12 @@ from ccot_cli.cli.options import WHERE, FormatOption, ModelOption, announce_mode
 
 def import_(
     source: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="The archive, or a folder with its files.", rich_help_panel=WHERE),
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="The archive, a folder with its files, or hf://USER/NAME for a repository of the hub.",
+            rich_help_panel=WHERE,
+        ),
     ],
     target: Annotated[
         Path, typer.Option("--workspace", "-w", metavar="DIR", help="The workspace to make.", rich_help_panel=WHERE)
@@ -26,6 +30,7 @@ def import_(
 
     ccot import methods.zip -w new-run
     ccot import methods.zip -w new-run --model my-model
+    ccot import hf://me/my-methods -w new-run
 
     A base model of the package or of the Hugging Face hub is found by its name. One that was a folder has to be given
     with --model, and is compared with the one that the methods were trained on.
@@ -34,7 +39,7 @@ def import_(
         announce_model(model)
     from ccot_cli.stages.import_ import run
 
-    with loading(str(source)):
+    with loading(source):
         result = run(source, target, model=model)
     if format == "json":
         print_json(asdict(result))

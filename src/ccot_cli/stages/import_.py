@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ccot_cli.config import ModelConfig, Settings
 from ccot_cli.errors import CcotError, CorruptError, UsageError
@@ -10,6 +11,7 @@ from ccot_cli.names import PRECOMPUTE, SETTINGS_FILE
 from ccot_cli.overrides import override, with_absolute_paths
 from ccot_cli.presets import settings_text
 from ccot_cli.settings_file import load_settings
+from ccot_cli.stages.push import HUB_PREFIX, fetch
 from ccot_cli.workspace.archive import ORIGIN_FILE, SETTINGS_TITLE, ArchivedModel, unpack
 from ccot_cli.workspace.artifact import Artifact, write_manifest
 
@@ -27,21 +29,25 @@ class ImportResult:
     """Whether θ was loaded and compared with that of the training; else the first answer does so."""
 
 
-def run(source: Path, root: Path, *, model: str | None = None) -> ImportResult:
+def run(source: str, root: Path, *, model: str | None = None) -> ImportResult:
     """Unpack an archive into a new workspace.
 
     Args:
-        source: An archive, or a folder with its files.
+        source: An archive, a folder with its files, or `hf://user/name` for a repository of the hub.
         root: The folder to make.
         model: θ, if it is a folder or a file; it is loaded and compared.
 
     Raises:
         UsageError: if the folder exists, there is no such archive, or θ has to be given.
         CorruptError: if the archive is damaged or holds what it should not, or θ is another one.
-        ResourceError: if the disk is full.
+        ResourceError: if the disk is full, or the hub is out of reach.
     """
-    with commit_folder(root) as folder:
-        index = unpack(source, folder)
+    with commit_folder(root) as folder, TemporaryDirectory() as temporary:
+        place = Path(source)
+        if source.startswith(HUB_PREFIX):
+            place = Path(temporary, "files")
+            fetch(source.removeprefix(HUB_PREFIX), place)
+        index = unpack(place, folder)
         settings = _settings(source, folder)
         if model is not None:
             model = _use_model(folder, settings, model, index.model)
@@ -52,7 +58,7 @@ def run(source: Path, root: Path, *, model: str | None = None) -> ImportResult:
     return ImportResult(str(root), methods, model or index.model.name, model is not None)
 
 
-def _settings(source: Path, folder: Path) -> Settings:
+def _settings(source: str, folder: Path) -> Settings:
     try:
         return load_settings(folder / SETTINGS_FILE)
     except CcotError as error:
