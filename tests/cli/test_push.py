@@ -93,8 +93,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     handler = type("OfTest", (Handler,), {"hub": Hub()})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{serving.server_port}")
-        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", f"http://127.0.0.1:{serving.server_port}")
+        address = f"http://127.0.0.1:{serving.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        place = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", place)
         Thread(target=serving.serve_forever, daemon=True).start()
         yield handler.hub
         serving.shutdown()

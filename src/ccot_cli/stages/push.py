@@ -98,7 +98,7 @@ def _explaining(repository: str) -> Iterator[None]:
         ResourceError: else.
     """
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
     try:
