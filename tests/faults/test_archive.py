@@ -207,10 +207,10 @@ def test_a_link_in_an_unpacked_archive_is_not_followed_out_of_it(name: str, unpa
 
 def test_settings_that_make_no_sense_are_the_archives_fault(archive: Path, tmp_path: Path) -> None:
     def change(entries: Entries) -> Entries:
-        text = b"model: {nane: x}\n"
+        text = b"data: {limt: 3}\n"
         replaced = [(entry, text if entry.filename == "ccot.yaml" else content) for entry, content in entries]
         return with_index(replaced, lambda index: index["files"].update({"ccot.yaml": record(text)}))
 
-    assert "no setting is called model.nane" in is_refused(
+    assert "no setting is called data.limt" in is_refused(
         rewrite(archive, tmp_path / "x.zip", change), tmp_path / "new"
     )

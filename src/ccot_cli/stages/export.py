@@ -113,7 +113,7 @@ def _choose(workspace: Workspace, keys: Sequence[str]) -> list[Artifact]:
         if key not in found:
             trained = ", ".join(str(each.manifest.key) for each in usable) or "none"
             raise MissingError(
-                f"no method {key} was trained in {workspace.name} (trained: {trained})", fix="ccot status"
+                f"no method {key} was trained in {workspace.name} (trained: {trained})", fix=workspace.command("status")
             )
     if not chosen:
         raise MissingError(f"no method was trained in {workspace.name}", fix=workspace.command("status"))

@@ -177,6 +177,10 @@ def _extract(source: Path, file: BinaryIO, folder: Path) -> ArchiveIndex:
         raise _refusal(source, f"is no archive of ccot, or {OTHER_BYTES}")
     with ZipFile(file) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
+        for entry in entries.values():
+            is_plain = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
+            if not is_plain or entry.compress_type != ZIP_STORED or entry.file_size != entry.compress_size:
+                raise _refusal(source, f"holds {entry.filename!r}, which is no plain file")
         if INDEX_FILE not in entries or entries[INDEX_FILE].file_size > MOST_INDEX_BYTES:
             raise _refusal(source, f"has no {INDEX_FILE}, or one of an absurd size")
         index = _read_index(source, archive.read(INDEX_FILE))
@@ -184,10 +188,6 @@ def _extract(source: Path, file: BinaryIO, folder: Path) -> ArchiveIndex:
             raise _refusal(source, "holds two files of one name")
         if wrong := sorted(entries.keys() ^ {*index.files, CARD_FILE, INDEX_FILE}):
             raise _refusal(source, f"and its {INDEX_FILE} disagree about {wrong[0]!r}")
-        for entry in entries.values():
-            is_plain = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
-            if not is_plain or entry.compress_type != ZIP_STORED or entry.file_size != entry.compress_size:
-                raise _refusal(source, f"holds {entry.filename!r}, which is no plain file")
         check_space(folder, sum(entry.file_size for entry in entries.values()), fix="free some space")
         for name, entry in entries.items():
             with archive.open(entry) as stored:
