@@ -30,6 +30,7 @@ from ccot_cli.names import TRAIN_BASELINE, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.overrides import override
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE
+from ccot_cli.stages.card import accuracies
 from ccot_cli.stages.methods import METHODS_FOLDER, baseline_key
 from ccot_cli.workspace.workspace import Workspace
 
@@ -160,20 +161,6 @@ def write_card(test_people: Path | None) -> None:
         tables="\n\n".join(tables),
     )
     (EMBEDDED_FOLDER / "README.md").write_text(card, encoding="utf-8")
-
-
-def accuracies(rows: list[dict[str, Any]]) -> str:
-    """Write one set's figures as a table, with those of each number of steps."""
-    steps = list(rows[0]["by_steps"])
-    lines = [["method", "r", "exact match", "tokens", *(f"{each} st." for each in steps)]]
-    lines.append(["---"] * len(lines[0]))
-    for row in rows:
-        interval = f"{row['accuracy']:.3f} ({row['low']:.3f} – {row['high']:.3f})"
-        by_steps = [f"{row['by_steps'][each]['accuracy']:.2f}" for each in steps]
-        lines.append(
-            [row["method"], f"{row['ratio']:g}", interval, f"{row['contemplation_tokens_mean']:.1f}", *by_steps]
-        )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 SETS = {

@@ -25,6 +25,7 @@ PAGES = (
     "docs/troubleshooting.md",
     "docs/json.md",
     "docs/serve.md",
+    "docs/interchange.md",
 )
 
 ANSWERS = {

@@ -96,8 +96,14 @@ def preset_text(name: str, changes: Mapping[str, object] | None = None) -> str:
     Raises:
         UsageError: if no preset has that name, or a value is refused.
     """
-    chosen, comments = override(preset(name), changes or {}), _attribute_docstrings()
-    lines = [f"# Settings of the preset '{name}'. Symbols in brackets are the paper's.", ""]
+    chosen = override(preset(name), changes or {})
+    return settings_text(chosen, f"Settings of the preset '{name}'.")
+
+
+def settings_text(chosen: Settings, title: str) -> str:
+    """Return a commented `ccot.yaml` with every setting."""
+    comments = _attribute_docstrings()
+    lines = [f"# {title} Symbols in brackets are the paper's.", ""]
 
     def add(section: Section, name: str, indent: str) -> None:
         comment = comments[type(section).__name__, name]

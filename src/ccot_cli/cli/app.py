@@ -22,10 +22,13 @@ from ccot_cli.cli import (
     demo,
     doctor,
     eval,
+    export,
+    import_,
     init,
     merge,
     precompute,
     problems,
+    push,
     score,
     serve,
     status,
@@ -53,7 +56,6 @@ app.command("serve", rich_help_panel="Use")(serve.serve)
 app.command("problems", rich_help_panel="Use")(problems.problems)
 app.command("eval", rich_help_panel="Use")(eval.evaluate)
 app.command("demo", rich_help_panel="Use")(demo.demo)
-app.command("merge", rich_help_panel="Share")(merge.merge)
 app.command("init", rich_help_panel="Train")(init.init)
 app.command("precompute", rich_help_panel="Train")(precompute.precompute)
 app.command("score", rich_help_panel="Train")(score.score)
@@ -61,6 +63,10 @@ app.command("train-phi", rich_help_panel="Train")(train_phi.train_phi)
 app.command("train-psi", rich_help_panel="Train")(train_psi.train_psi)
 app.command("train-baseline", rich_help_panel="Train")(train_baseline.train_baseline)
 app.command("sweep", rich_help_panel="Train")(sweep.sweep)
+app.command("export", rich_help_panel="Share")(export.export)
+app.command("import", rich_help_panel="Share")(import_.import_)
+app.command("push", rich_help_panel="Share")(push.push)
+app.command("merge", rich_help_panel="Share")(merge.merge)
 app.command("config", rich_help_panel="Inspect")(config.config)
 app.command("status", rich_help_panel="Inspect")(status.status)
 app.command("verify", rich_help_panel="Inspect")(verify.verify)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ccot_cli.config import PATH_SETTINGS, by_dotted_name
 from ccot_cli.errors import CcotError, CorruptError, retrain_hint
-from ccot_cli.files import json_bytes, sha256_of, write_json
+from ccot_cli.files import commit, json_bytes, sha256_of
 from ccot_cli.version import __version__
 
 FORMAT = 1
@@ -153,6 +153,10 @@ class Artifact:
             raise CorruptError(f"{path} leads out of {self.folder}", fix="remove it, and see who put it there")
         return path
 
+    def is_bare(self) -> bool:
+        """Tell whether its manifest alone is left: that of `precompute` is enough to answer."""
+        return not any(self.path(name).exists() for name in self.manifest.files)
+
     def is_complete(self) -> bool:
         """Tell whether every file exists with its size, without reading any."""
         paths = {self.path(name): record.size for name, record in self.manifest.files.items()}
@@ -229,8 +233,23 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     Raises:
         ResourceError: if the disk is full.
     """
-    values = manifest.model_dump(mode="json")
-    write_json(path, {SEAL: _digest(values), **values})
+    with commit(path) as part:
+        part.write_bytes(manifest_bytes(manifest))
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return what `write_manifest` writes."""
+    return sealed(manifest.model_dump(mode="json"))
+
+
+def sealed(values: dict[str, Any]) -> bytes:
+    """Return values as JSON that begins with their own hash."""
+    return json_bytes({SEAL: _digest(values), **values})
+
+
+def take_seal(values: dict[str, Any], text: bytes) -> bool:
+    """Remove the hash from values that were read from a text; tell whether the text is what `sealed` made of them."""
+    return text == json_bytes(values) and values.pop(SEAL, None) == _digest(values)
 
 
 def read_manifest(path: Path, text: bytes) -> Manifest:
@@ -247,7 +266,7 @@ def read_manifest(path: Path, text: bytes) -> Manifest:
         values = json.loads(text)
         if values["format"] > FORMAT:
             raise CorruptError(f"{path} was written by a newer ccot, {values['versions']['ccot']}", fix="upgrade ccot")
-        is_whole = text == json_bytes(values) and values.pop(SEAL, None) == _digest(values)
+        is_whole = take_seal(values, text)
         manifest = Manifest.model_validate(values)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is no manifest"

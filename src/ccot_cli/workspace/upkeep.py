@@ -78,7 +78,7 @@ def _inspect_artifact(workspace: Workspace, stage: str, key: str | None) -> tupl
 
     def read(artifact: Artifact | None) -> tuple[list[Damage], int]:
         artifact = artifact and workspace.artifact(stage, key)
-        if artifact is None:
+        if artifact is None or (stage == PRECOMPUTE and artifact.is_bare()):
             return [], 0
         found = [_damage(workspace, artifact, path, reason) for path, reason in artifact.damaged()]
         return found, len(artifact.manifest.files)

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Self, get_args
 from ccot_cli.config import PATH_SETTINGS, Settings, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
 from ccot_cli.files import absolute, commit, naming_what_does_not_fit
-from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, SETTINGS_FILE, STAGES, BaselineName
+from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, PRECOMPUTE, SETTINGS_FILE, STAGES, BaselineName
 from ccot_cli.presets import preset_text
 from ccot_cli.settings_file import load_settings
 from ccot_cli.workspace.artifact import (
@@ -225,7 +225,8 @@ class Workspace:
             return State("missing", "interrupted; the same command resumes it" if is_begun else "")
         changes = [*_changed_settings(artifact.manifest, settings), *self._changed_inputs(artifact)]
         if not changes and not artifact.is_complete():
-            changes = ["a file is missing or has another size"]
+            is_bare = stage == PRECOMPUTE and artifact.is_bare()
+            changes = ["its files are not here" if is_bare else "a file is missing or has another size"]
         return State("stale", "; ".join(changes)) if changes else State("ready")
 
     def require(self, stage: str, key: str | None = None) -> Artifact:

@@ -27,9 +27,10 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ccot_cli.errors import CorruptError, retrain_hint
-from ccot_cli.files import set_usual_mode, strict_json
+from ccot_cli.files import set_usual_mode, strict_json, write_json
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
+from ccot_cli.names import MODELS
 
 PHI, PSI = "phi", "psi"
 MOST_MERGED_BYTES = 2 * 10**9
@@ -152,6 +153,11 @@ class Adapters:
         self.peft.save_pretrained(str(folder), selected_adapters=[name])
         for written in (folder, folder / name):  # PEFT's model card, an empty form
             (written / "README.md").unlink(missing_ok=True)
+        # PEFT notes where θ lies on this machine, which is of no use elsewhere.
+        config_file, theta_name = folder / name / "adapter_config.json", self.theta.name
+        is_on_hub = theta_name not in MODELS and not Path(theta_name).exists()
+        base = {"base_model_name_or_path": theta_name if is_on_hub else None}
+        write_json(config_file, strict_json(config_file.read_bytes()) | base)
         for path in (folder / name).iterdir():
             set_usual_mode(path)
 
