@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, veri
 from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.upkeep import drop_begun
 from ccot_cli.workspace.workspace import Workspace
 
 
@@ -143,6 +145,7 @@ def run(
     spec = ArtifactSpec(EVAL, _new_key(workspace), stage_config(settings, EVAL), inputs, tuple(overrides))
     # The build is opened before the measurement, so that a workspace that cannot be written to fails at once.
     with workspace.building(spec, progress.say) as build:
+        drop_begun(workspace, EVAL, build.folder)
         try:
             result, predictions = compare()
         except BaseException:
@@ -358,9 +361,7 @@ def _method_of(artifact: Artifact) -> tuple[str, float]:
 
 
 def _new_key(workspace: Workspace) -> str:
-    """Return today's date with the first number that is free: `2026-01-31-1`."""
-    today = datetime.now(UTC).date().isoformat()
-    number = 1
-    while workspace.folder(EVAL, f"{today}-{number}").exists():
-        number += 1
-    return f"{today}-{number}"
+    """Return today's date with the first number that is free, or that a killed evaluation had: `2026-01-31-1`."""
+    today, begun = datetime.now(UTC).date().isoformat(), {*workspace.unfinished(EVAL)} - {*workspace.finished(EVAL)}
+    keys = (f"{today}-{number}" for number in count(1))
+    return next(key for key in keys if key in begun or not workspace.folder(EVAL, key).exists())
