@@ -2,8 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from conftest import as_theta, tiny_config
+from transformers import PreTrainedTokenizerFast
 
 from cli.conftest import folder, here, model_folder, trained, trained_once
 
@@ -20,6 +23,17 @@ def tally(record_property: Callable[[str, object], None]) -> Tally:
     Call it before the assertion, so that the table has what failed.
     """
     return lambda what, **figures: record_property(PROPERTY, (what, figures))
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A model of two layers."""
+    config = tiny_config("llama", len(tokenizer))
+    config.num_hidden_layers = 2
+    folder = tmp_path_factory.mktemp("small-model")
+    as_theta(config, tokenizer).model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

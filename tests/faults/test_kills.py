@@ -1,48 +1,20 @@
 """SIGKILL at any write: the resumed result equals an uninterrupted one byte by byte, and nothing is left over."""
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from itertools import count
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import as_theta, tiny_config
-from transformers import PreTrainedTokenizerFast
 from workspace.steps import before_every_change, killed_at
 
-from ccot_cli.cli.app import run
 from ccot_cli.data.shards import ShardWriter
 from faults.conftest import Tally
+from faults.pipeline import PIPELINE, Run
 
-PIPELINE = (["precompute"], ["score"], ["train-phi"], ["train-psi"], ["train-baseline", "direct"], ["eval"])
-SETTINGS = """
-ratios: ["0.1"]
-model: {{name: {model}}}
-data: {{limit: {limit}, validation_limit: 2}}
-precompute: {{scorer_layer: 1}}
-train_phi: {{autoregressive_layer: 1, lora_rank: 2, taught_epochs: 1, batch_size: 3, checkpoint_steps: 1, epochs: 1, seed: {seed}}}
-train_psi: {{lora_rank: 2, epochs: 2, batch_size: 3, checkpoint_steps: 1, seed: {seed}}}
-eval: {{limit: 2, batch_size: 2}}
-decoding: {{max_chain_tokens: 4, max_answer_tokens: 2, cap_tokens: 40}}
-"""
-DEFAULTS = {"limit": 6, "seed": 0}
 SHARD_BYTES = 12_000
 PARTS = 4
 """Tests among which the kills of a stage are shared, so that none is long."""
 Chosen = Callable[[int], Sequence[int]]
 """Number of changes that a command makes -> at which of them, from 1, it is killed."""
-
-
-@pytest.fixture(scope="module")
-def small_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
-    """A model of two layers."""
-    config = tiny_config("llama", len(tokenizer))
-    config.num_hidden_layers = 2
-    folder = tmp_path_factory.mktemp("small-model")
-    as_theta(config, tokenizer).model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -53,33 +25,6 @@ def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             f"ccot_cli.stages.{stage}.ShardWriter", lambda folder, _, then: ShardWriter(folder, SHARD_BYTES, then)
         )
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
-class Run:
-    """A workspace in which commands run one after the other, and the clock tells the same time in every attempt."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root, self._monkeypatch = root, monkeypatch
-        root.mkdir()
-
-    def set(self, **changes: object) -> None:
-        (self.root / "ccot.yaml").write_text(SETTINGS.format(**{**DEFAULTS, **changes}))
-
-    def do(self, *command: str) -> None:
-        ticks, created = count(), datetime(2026, 1, 31, tzinfo=UTC)
-        self._monkeypatch.setattr("time.perf_counter", lambda: next(ticks) / 1000)
-        self._monkeypatch.setattr("ccot_cli.workspace.build.now", lambda: created)
-        assert run([*command, "-w", str(self.root)]) == 0
-
-    def restore(self, files: Mapping[str, bytes]) -> None:
-        shutil.rmtree(self.root)
-        for name, content in files.items():
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).write_bytes(content)
-
-    def files(self) -> dict[str, bytes]:
-        paths = (path for path in self.root.rglob("*") if path.is_file())
-        return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in paths}
 
 
 def num_changes(work: Callable[[], object]) -> int:
