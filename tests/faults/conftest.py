@@ -5,10 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli.conftest import folder, here, model_folder, trained, trained_once
 from conftest import as_theta, tiny_config
 from transformers import PreTrainedTokenizerFast
-
-from cli.conftest import folder, here, model_folder, trained, trained_once
 
 __all__ = ["folder", "here", "model_folder", "trained", "trained_once"]
 

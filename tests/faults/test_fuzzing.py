@@ -3,13 +3,12 @@
 import csv
 import io
 import json
-import random
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
@@ -32,7 +31,7 @@ Fuzz = Callable[..., None]
 SECONDS = 30
 """Longest that one command may take; most take a tenth of a second."""
 DOCUMENTED = (0, 2, 3, 4, 5, 6, 7)
-FEW, MANY = 12, 1200
+FEW, MANY = 12, 700
 
 
 class Hung(BaseException):
@@ -124,9 +123,13 @@ def fuzz(request: pytest.FixtureRequest, tally: Tally, monkeypatch: pytest.Monke
 # What is put in the place of something sound
 
 NUMBERS = "0 -1 1 7 1e999 -1e-9999999 1e-300 0.1 1.5 9223372036854775808 " + "9" * 400
-WORDS = "nan inf .nan null ~ true yes [] {} [0.1] a: *x &x !!int !!python/name:os.system '@' '%' ` - -- 2026-01-31 08 0x1f"
+WORDS = (
+    "nan inf .nan null ~ true yes [] {} [0.1] a: *x &x !!int !!python/name:os.system '@' '%' ` - -- 2026-01-31 08 0x1f"
+)
 junk = (
-    st.sampled_from([*NUMBERS.split(), *WORDS.split(), "", " ", "\0", "\x1b[31m", "\u202e", "é", "../..", "/", "a" * 5000])
+    st.sampled_from(
+        [*NUMBERS.split(), *WORDS.split(), "", " ", "\0", "\x1b[31m", "\u202e", "é", "../..", "/", "a" * 5000]
+    )
     | st.text(max_size=20)
     | st.integers().map(str)
     | st.floats().map(str)
@@ -144,7 +147,9 @@ def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
     """Flip, cut, repeat, insert or replace bytes of a content."""
     at = draw(st.integers(0, len(sound)))
     to = min(len(sound), at + draw(st.sampled_from([0, 1, 4, 100, len(sound)])))
-    piece = draw(st.binary(max_size=8) | st.just(sound[at:to] * 2) | junk.map(lambda text: text.encode(errors="replace")))
+    piece = draw(
+        st.binary(max_size=8) | st.just(sound[at:to] * 2) | junk.map(lambda text: text.encode(errors="replace"))
+    )
     return sound[:at] + piece + sound[to:]
 
 
@@ -183,7 +188,9 @@ def test_what_settings_say_of_model_and_data_is_planned_or_refused(here: Path, f
 
     def check(fuzzer: Fuzzer, changes: list[tuple[str, str]]) -> None:
         (here / "ccot.yaml").write_text(sound)
-        fuzzer.command("precompute", "--dry-run", *(word for name, value in changes for word in ("--set", f"{name}={value}")))
+        fuzzer.command(
+            "precompute", "--dry-run", *(word for name, value in changes for word in ("--set", f"{name}={value}"))
+        )
 
     fuzz(cases, check, share=0.2)
 
@@ -223,7 +230,7 @@ def test_manifests_are_read_or_refused(trained: Path, fuzz: Fuzz, monkeypatch: p
             for each, sound in texts.items():
                 each.write_bytes(sound)
 
-    fuzz(cases, check, share=0.4)
+    fuzz(cases, check, share=0.25)
 
 
 # Files that hold tensors, and logs
@@ -242,7 +249,7 @@ def test_shards_and_checkpoints_are_read_or_refused(trained: Path, tmp_path: Pat
         fuzzer.reading(lambda: [*read_records(folder), stored_numbers(folder), load_checkpoint(path)])
         fuzzer.reading(lambda: read_lines(path))
 
-    fuzz(at_header | damaged(shard), check)
+    fuzz(at_header | damaged(shard), check, share=2)
 
 
 # Questions
@@ -269,7 +276,7 @@ def test_every_line_of_questions_gets_its_line(trained: Path, fuzz: Fuzz, monkey
         assert len(answers) == len(asked)
         assert code == (2 if any("error" in each for each in answers) else 0)
 
-    fuzz(st.lists(question_lines(), max_size=30), check, share=0.08)
+    fuzz(st.lists(question_lines(), max_size=30), check, share=0.12)
 
 
 # Data
@@ -280,7 +287,9 @@ def data_files(draw: st.DrawFn) -> tuple[str, bytes]:
     """Write files of problems in which some rows, or some bytes, are odd."""
     sound = {"question": "Mia has 12 pens and buys 3 more. How many?", "answer": "12 + 3 = 15\n#### 15"}
     rows = [sound | {"question": f"{number} {sound['question']}"} for number in range(draw(st.integers(0, 6)))]
-    rows += draw(st.lists(st.dictionaries(st.sampled_from(["question", "answer", "id"]) | junk, json_values), max_size=3))
+    rows += draw(
+        st.lists(st.dictionaries(st.sampled_from(["question", "answer", "id"]) | junk, json_values), max_size=3)
+    )
     if draw(st.booleans()):
         content, name = "\n".join(map(json.dumps, rows)).encode(errors="replace"), "rows.jsonl"
     else:
@@ -311,8 +320,8 @@ COMMANDS = (
 ).split()
 OPTIONS = (
     "--ratio --method --methods --input --show-thoughts --server --workspace --device --threads --set --engine --format"
-    " --queue --timeout --port --host --split --limit --data --steps --seed --controls --thoughts --compare --batch-size"
-    " --save --no-save --plot --preset --model --max-disk --dry-run --force --selector --schedule --layer"
+    " --queue --timeout --port --host --split --limit --data --steps --seed --controls --thoughts --compare"
+    " --batch-size --save --no-save --plot --preset --model --max-disk --dry-run --force --selector --schedule --layer"
     " --taught-epochs --epochs --start --unfreeze --ends --test --repair --yes --shape --query --chain --answer"
     " --repeats --debug --version --help --"
 ).split()
@@ -341,4 +350,6 @@ def test_command_lines_are_done_or_refused(folder: Path, fuzz: Fuzz, monkeypatch
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"How many?")))
         fuzzer.command(*words)
 
-    fuzz(st.builds(lambda first, rest: [first, *rest], st.sampled_from(COMMANDS), st.lists(arguments, max_size=5)), check)
+    fuzz(
+        st.builds(lambda first, rest: [first, *rest], st.sampled_from(COMMANDS), st.lists(arguments, max_size=5)), check
+    )

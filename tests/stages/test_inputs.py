@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from workspace.making import edit_manifest
 
+from ccot_cli.config import ModelConfig
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import BusyError, CorruptError, UsageError
-from ccot_cli.config import ModelConfig
 from ccot_cli.models.base.theta import load_theta, weights_hash
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
@@ -19,7 +20,6 @@ from ccot_cli.stages import score
 from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
-from workspace.making import edit_manifest
 from stages.runs import RATIO, MakeRun, Run, stored_problems
 
 
@@ -69,7 +69,7 @@ def test_a_flip_anywhere_in_the_weights_makes_another_model(make_run: MakeRun) -
     for _ in range(8):
         at, bit = generator.randrange(header, len(sound)), generator.randrange(8)
         weights.write_bytes(sound[:at] + bytes([sound[at] ^ 1 << bit]) + sound[at + 1 :])
-        with pytest.raises(CorruptError, match="has changed since|not finite|NaN"):
+        with pytest.raises(CorruptError, match=r"has changed since|not finite|NaN"):
             load_matching_theta(run.settings, run.workspace.require("precompute"))
     weights.write_bytes(sound)
     assert load_matching_theta(run.settings, run.workspace.require("precompute"))
@@ -159,6 +159,13 @@ class TestReadyResult:
     def test_one_made_from_other_things_is_not(self, workspace: Workspace, change: dict[str, object]) -> None:
         self.finish(workspace)
         assert ready_result(workspace, replace(self.SPEC, **change), Figures) is None  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("summary", [{"num_steps": 3}, {"num_steps": 3, "parts": [], "of_another": 1}])
+    def test_one_of_another_version_is_refused(self, workspace: Workspace, summary: dict[str, object]) -> None:
+        self.finish(workspace)
+        edit_manifest(workspace.require("train-phi", "r0.10"), summary=summary)
+        with pytest.raises(CorruptError, match=r"r0\.10 was made by ccot .*, and records what .* does not know"):
+            ready_result(workspace, self.SPEC, Figures)
 
     def test_one_that_lacks_a_file_is_not(self, workspace: Workspace) -> None:
         self.finish(workspace)

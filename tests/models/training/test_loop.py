@@ -16,8 +16,8 @@ from conftest import MakeTheta, shaken
 from torch import Tensor
 from trainers import joint_training, phi_examples, psi_examples, psi_training
 
-from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.errors import DivergedError
+from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.training import loop
 from ccot_cli.models.training.checkpoints import load_checkpoint
