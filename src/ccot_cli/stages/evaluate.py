@@ -19,7 +19,7 @@ from ccot_cli.config import DataConfig, Settings, stage_config
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.data.rows import names_file
 from ccot_cli.errors import UsageError
-from ccot_cli.files import commit, write_json
+from ccot_cli.files import PART, commit, write_json
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
@@ -363,5 +363,9 @@ def _method_of(artifact: Artifact) -> tuple[str, float]:
 def _new_key(workspace: Workspace) -> str:
     """Return today's date with the first number that is free, or that a killed evaluation had: `2026-01-31-1`."""
     today, begun = datetime.now(UTC).date().isoformat(), {*workspace.unfinished(EVAL)} - {*workspace.finished(EVAL)}
-    keys = (f"{today}-{number}" for number in count(1))
-    return next(key for key in keys if key in begun or not workspace.folder(EVAL, key).exists())
+
+    def is_free(key: str) -> bool:
+        # A kill may also leave a folder that is empty, or holds no more than a draft that was being written.
+        return key in begun or all(path.suffix == PART for path in workspace.folder(EVAL, key).glob("*"))
+
+    return next(key for number in count(1) if is_free(key := f"{today}-{number}"))
