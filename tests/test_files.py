@@ -19,6 +19,7 @@ from ccot_cli.files import (
     human_bytes,
     is_sealed,
     naming_what_does_not_fit,
+    remembered_sha256,
     seal,
     sha256_of,
     strict_json,
@@ -92,6 +93,36 @@ def test_permissions_follow_the_umask_whatever_the_writer_chose(tmp_path: Path) 
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(old)
+
+
+def test_the_hash_of_a_large_file_is_kept_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, read = tmp_path / "weights", []
+    path.write_bytes(b"old")
+
+    def hashed() -> int:
+        assert remembered_sha256(path) == sha256_of(path)
+        return len(read)
+
+    monkeypatch.setattr("ccot_cli.files.sha256_of", lambda path: (read.append(path), sha256_of(path))[1])
+    assert [hashed(), hashed()] == [1, 2]
+    assert not (tmp_path / "cache").exists(), "a small one is hashed each time"
+    monkeypatch.setattr("ccot_cli.files.REMEMBERED_BYTES", 1)
+    assert [hashed(), hashed()] == [3, 3]
+    before = path.stat()
+    path.write_bytes(b"new")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [hashed(), hashed()] == [4, 4]
+    [kept] = (tmp_path / "cache" / "ccot" / "hashes").iterdir()
+    for damage in ("", "[]", "{}", "NaN"):
+        kept.write_text(damage)
+        before_this = len(read)
+        assert [hashed(), hashed()] == [before_this + 1] * 2
+    kept.unlink()
+    kept.mkdir()  # It cannot be written.
+    assert hashed() == hashed() - 1
 
 
 def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ MOST_PROBLEMS = 10_000_000
 """Highest limit on problems: they are held in memory, about a kilobyte each."""
 
 
+MOST_THREADS = 1024
+"""Highest number of threads: torch starts as many as it is told, and the process crashes if they are too many."""
+
+
 def check_steps(steps: tuple[int, int]) -> tuple[int, int]:
     """Return a range of reasoning steps, fewest and most.
 
@@ -103,7 +107,7 @@ class ModelConfig(Section):
     """`auto`: a CUDA GPU if there is one, else the CPU."""
     tf32: bool = False
     """Multiply float32 matrices on a CUDA GPU with 10 bits of fraction: faster."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     """Threads of the CPU; null: as many as other processes leave cores free."""
     offload: bool = False
     """Keep layers in main memory, move them to the GPU one by one: for a large θ."""

@@ -6,7 +6,7 @@ CcotError            1   internal
 ├── CorruptError     4   a file is damaged or belongs to something else
 ├── ResourceError    5   not enough disk or memory, or something out of reach
 ├── BusyError        6   another process works on this workspace, or a server has no room
-└── DivergedError    7   training reached numbers that are not finite
+└── DivergedError    7   training reached numbers that are not finite, or a loss that explodes
 """
 
 from pathlib import Path

@@ -20,6 +20,9 @@ from ccot_cli.errors import CcotError, ResourceError, UsageError
 PART = ".part"
 """The suffix of a file that is still being written."""
 
+REMEMBERED_BYTES = 1 << 26
+"""From this size on, the hash of a model's file is kept: hashing it again would be felt."""
+
 SEAL_BYTES = hashlib.sha256().digest_size
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -163,6 +166,35 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 hash of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def user_cache() -> Path:
+    """Return the folder for what is kept between commands and may be deleted at any time; it need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ccot"
+
+
+def remembered_sha256(path: Path) -> str:
+    """Return the SHA-256 hash of a file that may have gigabytes.
+
+    The hash of a large file is kept in the user's cache, and holds as long as the system tells of no change to it. A
+    disk that returns other bytes than were written is not noticed then.
+    """
+    status = path.stat()
+    if status.st_size < REMEMBERED_BYTES:
+        return sha256_of(path)
+    # The time of the last change of status is among it: unlike that of the content, no program can set it back.
+    stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+    kept = user_cache() / "hashes" / f"{name}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known = strict_json(kept.read_bytes())
+        if known["stamp"] == stamp:
+            return str(known["sha256"])
+    digest = sha256_of(path)
+    with suppress(OSError, ResourceError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"path": str(path.resolve()), "stamp": stamp, "sha256": digest})
+    return digest
 
 
 def seal(path: Path) -> None:

@@ -42,11 +42,14 @@ def load_settings(path: Path) -> Settings:
         values = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", fix="check who owns it") from None
-    # YAML raises ValueError for an impossible date, and RecursionError for a thousand brackets.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # YAML raises RecursionError for a thousand brackets, ValueError for an impossible date, and the others for a value
+    # that is not of the kind that its tag says.
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        reason = "a value is not of the kind that its tag says"
+        if isinstance(error, yaml.YAMLError | ValueError | RecursionError):
+            reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         fix = "repair the file; ccot init in another folder writes a sound one"
         raise UsageError(f"{where}: {reason}", fix=fix) from None
     if root is None:

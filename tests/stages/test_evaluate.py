@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -190,6 +192,23 @@ def test_evaluation_asks_for_the_lock_first_and_leaves_nothing_when_stopped(
     with pytest.raises(KeyboardInterrupt):
         evaluate.run(other, run.settings, progress=Progress())
     assert not list((run.workspace.root / "eval").glob("*"))
+
+
+def test_what_killed_evaluations_have_left_goes_and_nothing_else(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_baseline("direct")
+    own = run.workspace.root / "eval" / "notes" / "of-mine.txt"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    today = datetime.now(UTC).date().isoformat()
+    for key in (f"{today}-1", "2026-01-31-1"):
+        with suppress(KeyboardInterrupt), run.workspace.building(ArtifactSpec("eval", key, {}, {})):
+            raise KeyboardInterrupt
+    evaluate.run(run.workspace, run.settings, names=("direct",), progress=Progress())
+    assert run.workspace.finished("eval") == [f"{today}-1"]
+    assert own.exists()
+    assert sorted(path.name for path in own.parent.parent.iterdir()) == [f"{today}-1", "notes"]
 
 
 def test_test_questions_that_are_too_long_are_left_out(make_run: MakeRun, tmp_path: Path) -> None:

@@ -1,20 +1,23 @@
 """A stage loads what the stages before it made, and the model that they ran."""
 
 import json
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from workspace.making import edit_manifest
 
+from ccot_cli.config import ModelConfig
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import BusyError, CorruptError, UsageError
-from ccot_cli.models.base.theta import load_theta
+from ccot_cli.models.base.theta import load_theta, weights_hash
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score
-from ccot_cli.stages.inputs import load_examples, ready_result
+from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
 from stages.runs import RATIO, MakeRun, Run, stored_problems
@@ -55,6 +58,44 @@ def test_a_model_that_changed_under_its_name_is_refused(make_run: MakeRun) -> No
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(CorruptError, match="has changed since"):
         run.score()
+
+
+def test_a_flip_anywhere_in_the_weights_makes_another_model(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    weights, generator = Path(run.settings.model.name) / "model.safetensors", random.Random(0)
+    sound = weights.read_bytes()
+    header = 8 + int.from_bytes(sound[:8], "little")
+    for _ in range(8):
+        at, bit = generator.randrange(header, len(sound)), generator.randrange(8)
+        weights.write_bytes(sound[:at] + bytes([sound[at] ^ 1 << bit]) + sound[at + 1 :])
+        with pytest.raises(CorruptError, match=r"has changed since|not finite|NaN"):
+            load_matching_theta(run.settings, run.workspace.require("precompute"))
+    weights.write_bytes(sound)
+    assert load_matching_theta(run.settings, run.workspace.require("precompute"))
+
+
+def test_the_weights_of_several_files_all_count(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    model = load_theta(run.settings.model).model
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    files = sorted((tmp_path / "shards").glob("*.safetensors"))
+    config = ModelConfig(name=str(tmp_path / "shards"))
+    assert len(files) > 2
+    hashes = [weights_hash(config)]
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        hashes.append(weights_hash(config))
+    assert len({*hashes}) == len(files) + 1
+
+
+def test_what_was_made_before_weights_were_hashed_is_still_read(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    source = run.workspace.require("precompute")
+    edit_manifest(source, inputs={name: value for name, value in source.manifest.inputs.items() if name != "weights"})
+    assert run.score().mean_kept > 0
 
 
 @pytest.mark.parametrize(
@@ -118,6 +159,13 @@ class TestReadyResult:
     def test_one_made_from_other_things_is_not(self, workspace: Workspace, change: dict[str, object]) -> None:
         self.finish(workspace)
         assert ready_result(workspace, replace(self.SPEC, **change), Figures) is None  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("summary", [{"num_steps": 3}, {"num_steps": 3, "parts": [], "of_another": 1}])
+    def test_one_of_another_version_is_refused(self, workspace: Workspace, summary: dict[str, object]) -> None:
+        self.finish(workspace)
+        edit_manifest(workspace.require("train-phi", "r0.10"), summary=summary)
+        with pytest.raises(CorruptError, match=r"r0\.10 was made by ccot .*, and records what .* does not know"):
+            ready_result(workspace, self.SPEC, Figures)
 
     def test_one_that_lacks_a_file_is_not(self, workspace: Workspace) -> None:
         self.finish(workspace)

@@ -32,6 +32,14 @@ def test_the_fingerprint_is_that_of_the_request_and_the_bytes(workspace: Workspa
     assert make(workspace, inputs={"model": "m"}).fingerprint != first
 
 
+def test_what_another_version_did_not_record_is_missed_with_an_error_for_people(workspace: Workspace) -> None:
+    manifest = make(workspace).manifest
+    for recorded in (manifest.config, manifest.inputs, manifest.summary):
+        assert recorded.get("unheard of") is None
+        with pytest.raises(CorruptError, match="a manifest records no 'unheard of'"):
+            recorded["unheard of"]
+
+
 class TestRequest:
     """Whether two artifacts are made from the same things."""
 

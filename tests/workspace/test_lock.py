@@ -66,6 +66,19 @@ def test_a_killed_holder_frees_the_lock_at_once(workspace: Workspace) -> None:
     assert interrupt(workspace) is False
 
 
+def test_what_a_killed_holder_wrote_of_itself_goes_with_the_next_command_even_if_all_is_ready(
+    workspace: Workspace,
+) -> None:
+    artifact, holder = make(workspace), workspace.root / ".lock.json"
+    holder.write_text('{"pid": 1}')
+    with workspace.building(asked("score", "r0.10")):
+        assert workspace.ready(artifact.manifest.spec) == artifact
+        assert holder.exists(), "it is that of a process that works"
+    holder.write_text('{"pid": 1}')
+    assert workspace.ready(artifact.manifest.spec) == artifact
+    assert not holder.exists()
+
+
 def test_a_workspace_that_cannot_be_written_to_is_named(workspace: Workspace) -> None:
     (workspace.root / ".lock").mkdir()
     with pytest.raises(UsageError, match="cannot write to my-run"):

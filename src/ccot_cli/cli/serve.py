@@ -67,14 +67,14 @@ def serve(
     )
     announce_unpacking(settings.model.name)
     name = workspace.name if workspace else settings.model.name
-    listener = server.listen(host, port)
-    with loading(name):
-        from ccot_cli.stages.serve import AnswerQueue, Models
+    with server.listen(host, port) as listener:
+        with loading(name):
+            from ccot_cli.stages.serve import AnswerQueue, Models
 
-        models = Models(workspace, settings)
-        models.load(models.default)
-    with delayed_stop() as is_stopped, AnswerQueue(models.load, size=queue) as answers:
-        listener.listen()
-        print_note(f"serving {name}; Ctrl-C stops it")
-        print_line(server.url(listener))
-        server.run(server.make_app(models, answers, seconds=timeout), answers, listener, is_stopped)
+            models = Models(workspace, settings)
+            models.load(models.default)
+        with delayed_stop() as is_stopped, AnswerQueue(models.load, size=queue) as answers:
+            listener.listen()
+            print_note(f"serving {name}; Ctrl-C stops it")
+            print_line(server.url(listener))
+            server.run(server.make_app(models, answers, seconds=timeout), answers, listener, is_stopped)

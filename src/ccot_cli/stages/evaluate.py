@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from ccot_cli.config import DataConfig, Settings, stage_config
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.data.rows import names_file
 from ccot_cli.errors import UsageError
-from ccot_cli.files import commit, write_json
+from ccot_cli.files import PART, commit, write_json
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
@@ -33,6 +34,7 @@ from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, veri
 from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.upkeep import drop_begun
 from ccot_cli.workspace.workspace import Workspace
 
 
@@ -145,6 +147,7 @@ def run(
     spec = ArtifactSpec(EVAL, key, stage_config(settings, EVAL), inputs, tuple(overrides))
     # The build is opened before the measurement, so that a workspace that cannot be written to fails at once.
     with building(workspace, spec, progress) as build:
+        ranks.first(lambda: drop_begun(workspace, EVAL, build.folder))
         try:
             result, predictions = compare()
         except BaseException:
@@ -362,9 +365,11 @@ def _method_of(artifact: Artifact) -> tuple[str, float]:
 
 
 def _new_key(workspace: Workspace) -> str:
-    """Return today's date with the first number that is free: `2026-01-31-1`."""
-    today = datetime.now(UTC).date().isoformat()
-    number = 1
-    while workspace.folder(EVAL, f"{today}-{number}").exists():
-        number += 1
-    return f"{today}-{number}"
+    """Return today's date with the first number that is free, or that a killed evaluation had: `2026-01-31-1`."""
+    today, begun = datetime.now(UTC).date().isoformat(), {*workspace.unfinished(EVAL)} - {*workspace.finished(EVAL)}
+
+    def is_free(key: str) -> bool:
+        # A kill may also leave a folder that is empty, or holds no more than a draft that was being written.
+        return key in begun or all(path.suffix == PART for path in workspace.folder(EVAL, key).glob("*"))
+
+    return next(key for number in count(1) if is_free(key := f"{today}-{number}"))

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -16,7 +16,7 @@ from ccot_cli import ranks
 from ccot_cli.config import WITHOUT_EFFECT, ModelConfig, Settings
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
-from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
 from ccot_cli.models.selection.gold import GoldExample, following_ids
 from ccot_cli.progress import Progress
 from ccot_cli.stages.problems import read_problems
@@ -38,8 +38,7 @@ def ready_result(workspace: Workspace, spec: ArtifactSpec, kind: type[Result]) -
         BusyError: if another process works on this workspace.
     """
     if ready := workspace.ready(spec):
-        fields: dict[str, Any] = {**ready.manifest.summary, "was_ready": True}
-        return kind(**fields)
+        return ready.read_as(kind, {**ready.manifest.summary, "was_ready": True})
     workspace.refuse_while_busy()
     return None
 
@@ -76,14 +75,16 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
     A model folder that has moved is found by its new name in the settings.
 
     Raises:
-        CorruptError: if its weights, tokenizer or template have changed since.
+        CorruptError: if its weights, tokenizer or template have changed since, or another version of ccot ran it.
     """
     recorded, name = source.manifest.config["model"], settings.model.name
     if has_moved(recorded["name"], name) and Path(name).exists() and not Path(recorded["name"]).exists():
         recorded = {**recorded, "name": name}
     here = {name: getattr(settings.model, name) for name in WITHOUT_EFFECT["model"]}
-    theta = load_theta(ModelConfig(**recorded, **here))
-    if theta.fingerprint() != source.manifest.inputs["model"]:
+    config, inputs = source.read_as(ModelConfig, {**recorded, **here}), source.manifest.inputs
+    theta = load_theta(config)
+    # What was made before weights were hashed has no hash of them.
+    if theta.fingerprint() != inputs["model"] or inputs.get("weights") not in (None, weights_hash(config)):
         raise CorruptError(
             f"{theta.name} has changed since {source.folder} was made from it",
             fix="put the model back, or run 'ccot precompute' again",

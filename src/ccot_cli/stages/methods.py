@@ -316,7 +316,7 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     folders = {Decimal(str(each.summary["ratio"])): place for each, place in places if each.stage == TRAIN_PSI}
     theta = load_matching_theta(settings, source)
     test_settings = {name: getattr(settings.data, name) for name in WITHOUT_EFFECT["data"]}
-    data = DataConfig(**source.manifest.config["data"], **test_settings)
+    data = source.read_as(DataConfig, {**source.manifest.config["data"], **test_settings})
     baselines = {str(each.key): place for each, place in places if each.stage == TRAIN_BASELINE}
     return Methods(
         theta,

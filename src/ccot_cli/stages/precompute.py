@@ -17,7 +17,7 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, ShardWriter, missing_shards, plan_shards, shard_paths
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
-from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
 from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, solution_ids, solution_order
 from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
@@ -68,7 +68,7 @@ def run(
     theta = load_theta(settings.model)
     stored, encoded = _load(theta, settings, progress)
     plan = _plan(theta, settings, stored, encoded)
-    inputs = {"model": theta.fingerprint(), "problems": _digest(stored)}
+    inputs = {"model": theta.fingerprint(), "weights": weights_hash(settings.model), "problems": _digest(stored)}
     spec = ArtifactSpec(PRECOMPUTE, None, stage_config(settings, PRECOMPUTE), inputs, tuple(overrides))
     if dry_run:
         # `ready` would refuse to replace an artifact, but a plan replaces none.

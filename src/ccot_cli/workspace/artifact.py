@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from ccot_cli.config import PATH_SETTINGS, by_dotted_name
 from ccot_cli.errors import CcotError, CorruptError, retrain_hint
@@ -51,6 +51,16 @@ class ArtifactSpec:
         return _digest([FORMAT, _without_paths(self.config), self.inputs])
 
 
+class _Recorded(dict[str, Any]):
+    """What a manifest records; what another version of ccot did not record is missed with an error for people."""
+
+    def __missing__(self, name: str) -> Any:
+        raise CorruptError(f"a manifest records no {name!r}, so another ccot wrote it", fix=_OTHER_VERSION)
+
+
+_OTHER_VERSION = "run that version again, or run the stages again from ccot precompute"
+
+
 class FileRecord(BaseModel):
     """Hash and size in bytes that a file of an artifact must have."""
 
@@ -68,9 +78,9 @@ class Manifest(BaseModel):
     format: int
     stage: str
     key: str | None
-    config: dict[str, dict[str, Any]]
+    config: Annotated[dict[str, dict[str, Any]], AfterValidator(_Recorded)]
     """The settings that the result depends on, by section."""
-    inputs: dict[str, str]
+    inputs: Annotated[dict[str, str], AfterValidator(_Recorded)]
     """Fingerprints by name: `score` is the artifact of that stage with the same key, `score/r0.10` the one of that key.
     Other names, such as `model`, are inputs that are no artifacts."""
     overrides: tuple[str, ...]
@@ -78,7 +88,7 @@ class Manifest(BaseModel):
     versions: dict[str, str]
     files: dict[str, FileRecord]
     created: datetime
-    summary: dict[str, Any]
+    summary: Annotated[dict[str, Any], AfterValidator(_Recorded)]
     """Figures for `status`."""
     command: tuple[str, ...] = ()
     """The command line that made it, from the subcommand on and without the workspace; empty if Python made it."""
@@ -156,6 +166,19 @@ class Artifact:
     def is_bare(self) -> bool:
         """Tell whether its manifest alone is left: that of `precompute` is enough to answer."""
         return not any(self.path(name).exists() for name in self.manifest.files)
+
+    def read_as(self, kind: Callable[..., Read], values: Mapping[str, Any]) -> Read:
+        """Make something of values that the manifest records.
+
+        Raises:
+            CorruptError: if they are not those that it has now, because another version of ccot wrote them.
+        """
+        try:
+            return kind(**values)
+        except (TypeError, ValidationError):
+            version = self.manifest.versions.get("ccot", "another version")
+            what = f"{self.folder} was made by ccot {version}, and records what {__version__} does not know"
+            raise CorruptError(what, fix=_OTHER_VERSION) from None
 
     def is_complete(self) -> bool:
         """Tell whether every file exists with its size, without reading any."""

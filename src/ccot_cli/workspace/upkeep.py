@@ -1,6 +1,7 @@
 """Find what is damaged in a workspace, remove what can be made again for certain, and what nothing uses any more."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,6 +159,20 @@ def clean(workspace: Workspace, chosen: list[Leftover]) -> int:
                 remove(each.path)
                 freed += each.num_bytes
     return freed
+
+
+def drop_begun(workspace: Workspace, stage: str, but: Path) -> None:
+    """Remove what killed attempts at a stage have left, if the stage never resumes one. Call it under the lock.
+
+    Args:
+        but: Folder of the attempt that is at work.
+    """
+    for folder in _artifact_folders(workspace):
+        if folder.parent == but.parent == workspace.folder(stage) and folder != but:
+            with suppress(CorruptError):  # A damaged manifest is for `verify` to name.
+                settle(folder)
+            if not (folder / MANIFEST_FILE).exists():
+                remove(folder)
 
 
 def _artifact_folders(workspace: Workspace) -> list[Path]:

@@ -45,7 +45,7 @@ from ccot_cli.workspace.build import (
     replacement_folder,
     settle,
 )
-from ccot_cli.workspace.lock import describe_builder, lock
+from ccot_cli.workspace.lock import HOLDER_FILE, describe_builder, lock
 
 CACHE_FOLDER = "cache"
 
@@ -284,7 +284,7 @@ class Workspace:
 
     def _settle(self, folder: Path) -> None:
         """End what a killed process has begun, unless another process works here or the folder is read-only."""
-        if not is_settled(folder):
+        if not is_settled(folder) or (self.root / HOLDER_FILE).exists():
             with suppress(BusyError, UsageError), lock(self.root, self.typed):
                 settle(folder)
 

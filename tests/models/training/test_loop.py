@@ -16,9 +16,11 @@ from conftest import MakeTheta, shaken
 from torch import Tensor
 from trainers import joint_training, phi_examples, psi_examples, psi_training
 
+from ccot_cli.errors import DivergedError
 from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.training import loop
+from ccot_cli.models.training.checkpoints import load_checkpoint
 from ccot_cli.models.training.loop import Judgement, Training, read_lines, train, write_lines
 from ccot_cli.progress import Progress
 
@@ -107,6 +109,44 @@ def test_weights_kept_before_an_interruption_come_back(make_theta: MakeTheta, tm
         states.append({**adapters.state(PSI), **adapters.state(PHI)})
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert (tmp_path / "1" / "log.jsonl").read_bytes() == (tmp_path / "3" / "log.jsonl").read_bytes()
+
+
+def exploding(training: Training, losses: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let these steps, from 1, have other losses."""
+    step_on = training.optimiser.step_on
+
+    def changed(*arguments: Any) -> float:
+        loss = step_on(*arguments)
+        return losses.get(training.optimiser.step_count, loss)
+
+    monkeypatch.setattr(training.optimiser, "step_on", changed)
+
+
+def test_a_loss_that_explodes_stops_training_and_the_checkpoint_before_it_is_kept(
+    llama: Theta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = psi_training(shaken(llama, PHI), psi_examples(llama), epochs=6)
+    exploding(training, dict.fromkeys(range(6, 18), 1e5), monkeypatch)
+    with pytest.raises(DivergedError, match=r"5 steps in a row had a loss that has exploded, to 1e\+05") as caught:
+        run(training, tmp_path, Progress())
+    assert (caught.value.exit_code, training.optimiser.step_count) == (7, 10)
+    assert "learning_rate" in caught.value.fix
+    assert int(load_checkpoint(tmp_path / "checkpoint.safetensors")["step"]) == 4
+
+
+def test_a_loss_that_comes_back_is_no_divergence(llama: Theta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = psi_training(shaken(llama, PHI), psi_examples(llama), epochs=6)
+    exploding(training, {1: nan, **dict.fromkeys([*range(3, 7), *range(8, 12)], 1e5), 13: 50.0}, monkeypatch)
+    assert len(run(training, tmp_path, Progress())) == 18
+
+
+def test_a_loss_that_explodes_in_the_end_is_divergence(
+    llama: Theta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = psi_training(shaken(llama, PHI), psi_examples(llama), epochs=6)
+    exploding(training, {18: 1e5}, monkeypatch)
+    with pytest.raises(DivergedError, match="the last step had a loss that has exploded"):
+        run(training, tmp_path, Progress())
 
 
 def test_a_long_epoch_is_judged_within(llama: Theta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

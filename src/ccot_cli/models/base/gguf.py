@@ -4,17 +4,15 @@ The weights of such a file are quantised. They are computed once, and saved as a
 transformers loads like any other model.
 """
 
-import os
 import shutil
 import tempfile
 from contextlib import redirect_stderr
-from functools import cache
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
 from ccot_cli.errors import UsageError
-from ccot_cli.files import check_space, set_usual_mode, sha256_of
+from ccot_cli.files import check_space, remembered_sha256, set_usual_mode, user_cache
 from ccot_cli.names import SMOLLM2
 
 SUFFIX = ".gguf"
@@ -58,15 +56,7 @@ def _smollm2_file() -> Path:
 
 def unpacked_folder(path: Path) -> Path:
     """Return the folder of the cache for a file's model, whether it is there or not. It is named after the content."""
-    cache_folder, status = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser(), path.stat()
-    digest = _hash(path.resolve(), status.st_mtime_ns, status.st_size)
-    return cache_folder / "ccot" / "models" / f"{path.stem}-{digest[:12]}"
-
-
-@cache
-def _hash(path: Path, _mtime: int, _size: int) -> str:
-    """Hash a file once in a process, as long as it does not change: it may have gigabytes."""
-    return sha256_of(path)
+    return user_cache() / "models" / f"{path.stem}-{remembered_sha256(path)[:12]}"
 
 
 def unpack(path: Path) -> Path:

@@ -15,6 +15,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.errors import CcotError, CorruptError, ResourceError, UsageError
@@ -70,6 +72,21 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
     except (OSError, ValueError) as error:
         raise _explain(config.name, error) from error
     return tokenizer, model
+
+
+def weight_files(config: ModelConfig) -> list[Path]:
+    """Return the files with the weights of a model that was loaded before."""
+    if file := gguf_file(config.name):
+        return [file]
+    source = str(EMBEDDED_FOLDER if config.name == EMBEDDED else config.name)
+    options: dict[str, Any] = {"revision": config.revision, "local_files_only": True}
+    options["_raise_exceptions_for_missing_entries"] = False
+    if single := cached_file(source, SAFE_WEIGHTS_NAME, **options):
+        return [Path(single)]
+    if not (index := cached_file(source, SAFE_WEIGHTS_INDEX_NAME, **options)):
+        return []  # The weights are those of another branch, to which the hub converts pickled ones.
+    names = {*json.loads(Path(index).read_bytes())["weight_map"].values()}
+    return [Path(index).with_name(name) for name in sorted(names)]
 
 
 def _refuse_foreign_shards(folder: Path) -> None:

@@ -15,9 +15,10 @@ from ccot_cli import ranks
 from ccot_cli.config import AUTO, ModelConfig
 from ccot_cli.data.prompts import Encoder, Template, chat_prompt
 from ccot_cli.errors import ResourceError, UsageError
+from ccot_cli.files import remembered_sha256
 from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.memory import is_out_of_memory
-from ccot_cli.models.base.pretrained import load_pretrained
+from ccot_cli.models.base.pretrained import load_pretrained, weight_files
 from ccot_cli.models.base.threads import use_threads
 
 RESERVED_POSITIONS = 256
@@ -114,7 +115,7 @@ class Theta:
             )
 
     def fingerprint(self) -> str:
-        """Compute a hash that tells this model, tokenizer and template from others.
+        """Compute a hash that tells this model, tokenizer and template from others; `weights_hash` has every weight.
 
         It covers shapes and samples of the weights, the settings in `_FINGERPRINTED` and the token ids of a text. The
         precision that a device asks for and attached adapters make no difference.
@@ -130,6 +131,11 @@ class Theta:
         digest.update(str(self.encoder.query('Mia has 12 pens: $3.50, "all".\n')).encode())
         digest.update(str(self.encoder.answer_marker).encode())
         return digest.hexdigest()
+
+
+def weights_hash(config: ModelConfig) -> str:
+    """Hash every byte of the files that hold a model's weights; the model was loaded before."""
+    return hashlib.sha256("".join(map(remembered_sha256, weight_files(config))).encode()).hexdigest()
 
 
 def resolve_device(name: str) -> torch.device:

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import isfinite, nan
+from itertools import takewhile
+from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from ccot_cli import ranks
 from ccot_cli.data.batches import bucketed
 from ccot_cli.files import commit, strict_json
 from ccot_cli.models.training.checkpoints import damaged_checkpoint, save_checkpoint
-from ccot_cli.models.training.optimiser import Optimiser
+from ccot_cli.models.training.optimiser import MAX_BAD_STEPS, Optimiser, diverged
 from ccot_cli.progress import Progress
 from ccot_cli.signals import delayed_stop
 
@@ -26,6 +27,8 @@ LOG_FILE = "log.jsonl"
 CHECKPOINT_FILE = "checkpoint.safetensors"
 SPEED_STEPS = 100
 """The latest steps, at most, over which the speed is averaged."""
+EXPLODED = 100.0
+"""A loss that is so many times the first one, or so large if the first one is below 1, means that training diverges."""
 LONGEST_UNJUDGED = 500
 """Steps between two judgements, at most, if an epoch is longer."""
 
@@ -130,7 +133,8 @@ def train(
             right come back in the end; of as many, those with the lower loss. Without it, the last weights stay.
 
     Raises:
-        DivergedError: if several steps in a row, or the last one, are not finite.
+        DivergedError: if several steps in a row, or the last one, are not finite, or have a loss that has exploded. The
+            checkpoint before them is kept.
         ResourceError: if a single example does not fit into memory.
         CorruptError: if the checkpoint or the log of an interrupted run is damaged.
         UsageError: if the interrupted run had another number of ranks.
@@ -150,6 +154,8 @@ def train(
             step, shown = optimiser.step_count, {"tokens/s": f"{training.tokens_per_second:,.0f}"}
             lines.append({"step": step, "loss": loss, "rate": optimiser.rate, "norm": optimiser.norm})
             lines[-1]["tokens"] = training.num_tokens
+            num_exploded = _num_exploded(lines)
+            _stop_if_exploded(lines, num_exploded, is_last=step == optimiser.num_steps)
             if step % epoch == 0:
                 lines[-1].update(on_epoch(_mean_loss(lines[-epoch:])))
             if judge and (step % min(epoch, LONGEST_UNJUDGED) == 0 or step == optimiser.num_steps):
@@ -160,7 +166,7 @@ def train(
                     optimiser.keep()
             advance(1, **figures(loss), **shown)
             is_stopping = is_stop_asked()
-            if is_stopping or step % checkpoint_steps == 0 or step == optimiser.num_steps:
+            if is_stopping or (step % checkpoint_steps == 0 and not num_exploded) or step == optimiser.num_steps:
                 ranks.first(partial(_save, log, lines, checkpoint, optimiser.state()))
             if is_stopping:
                 break
@@ -171,6 +177,25 @@ def train(
 def _save(log: Path, lines: list[dict[str, Any]], checkpoint: Path, state: dict[str, Tensor]) -> None:
     write_lines(log, lines)
     save_checkpoint(checkpoint, state)
+
+
+def _num_exploded(lines: list[dict[str, Any]]) -> int:
+    """Count the latest steps, up to the last one, whose loss has exploded."""
+    limit = EXPLODED * max(_first_loss(lines), 1.0)
+    return sum(1 for _ in takewhile(lambda line: (line["loss"] or 0.0) > limit, reversed(lines)))
+
+
+def _stop_if_exploded(lines: list[dict[str, Any]], num_exploded: int, *, is_last: bool) -> None:
+    if num_exploded >= MAX_BAD_STEPS or (num_exploded and is_last):
+        steps = "the last step" if is_last else f"{MAX_BAD_STEPS} steps in a row"
+        last, first = lines[-1]["loss"], _first_loss(lines)
+        raise diverged(f"{steps} had a loss that has exploded, to {last:.3g}, where it was {first:.3g} at first")
+
+
+def _first_loss(lines: list[dict[str, Any]]) -> float:
+    """Return the first loss that is finite; infinity if none is."""
+    losses = (line["loss"] for line in lines)
+    return next((loss for loss in losses if loss is not None and isfinite(loss)), inf)
 
 
 def _best_step(lines: list[dict[str, Any]]) -> int:

@@ -31,7 +31,12 @@ _KEPT = "kept"
 _RANKS = "ranks"
 """Name, in a saved state, of the number of ranks."""
 MAX_BAD_STEPS = 5
-"""Steps in a row without a finite loss and gradient after which training is given up."""
+"""Steps in a row without a finite loss and gradient, or with a loss that has exploded, that end training."""
+
+
+def diverged(what: str) -> DivergedError:
+    """Return the error for training that does not come back by itself."""
+    return DivergedError(what, fix="lower this stage's learning_rate in ccot.yaml and run it again, from its start")
 
 
 class Muon(torch.optim.Optimizer):
@@ -229,10 +234,7 @@ class Optimiser:
         is_last = self.step_count + 1 == self.num_steps
         if self._num_bad >= MAX_BAD_STEPS or (is_last and not is_good):
             steps = "the last step" if is_last else f"{MAX_BAD_STEPS} steps in a row"
-            raise DivergedError(
-                f"{steps} had a loss or gradient that is not finite",
-                fix="lower this stage's learning_rate in ccot.yaml and run it again, from its start",
-            )
+            raise diverged(f"{steps} had a loss or gradient that is not finite")
         self.step_count += 1
         return loss
 
