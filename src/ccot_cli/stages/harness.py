@@ -12,6 +12,7 @@ from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
+from yaml import YAMLError
 
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
@@ -188,21 +189,24 @@ def _load(manager: TaskManager, task: str) -> list[Any]:
     """Load the tasks of a name or a file, with their data.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if there is none, or it is damaged.
         ResourceError: if the data cannot be reached.
     """
     try:
         return list(manager.load([task])["tasks"].values())
-    except KeyError:
+    except (FileNotFoundError, KeyError, ValueError, YAMLError) as error:
         raise UsageError(
-            f"the harness has no task {task}, and there is no such file", fix=f"--harness {OWN_TASK}"
-        ) from None
-    except OSError as error:
-        reason = " ".join(str(error).split())
-        raise ResourceError(
-            f"the data of the task {task} cannot be loaded: {reason}",
-            fix=f"check the task's data and the network, or --harness {OWN_TASK} --data FILE",
+            f"the harness cannot load task {task}: {_one_line(error)}", fix=f"--harness {OWN_TASK}, or mend the file"
         ) from error
+    except OSError as error:
+        raise ResourceError(
+            f"the data of task {task} is out of reach: {_one_line(error)}",
+            fix=f"check the network, or --harness {OWN_TASK} --data FILE",
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error.args[0] if error.args else error).split())
 
 
 def _row(method: Method, task: str, metrics: dict[str, Any], samples: list[dict[str, Any]]) -> HarnessRow:
