@@ -88,7 +88,7 @@ def evaluate(
             "--harness",
             metavar="TASK",
             help="Let lm-evaluation-harness ask and grade, and keep nothing. TASK is ccot_gsm8k, which has the test"
-            " problems of the settings, a .yaml file of a task, or one of the harness's own. Needs ccot-cli[harness].",
+            " problems of the settings, a .yaml file of a task, or one of the harness's own. Needs lm-eval.",
             rich_help_panel=WHAT,
         ),
     ] = None,
