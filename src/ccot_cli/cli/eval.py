@@ -1,5 +1,6 @@
 """`ccot eval`: measure accuracy and time of every trained method."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,9 +31,13 @@ from ccot_cli.cli.options import (
     starting_with,
 )
 from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
-from ccot_cli.cli.tables import Style, comparison_table, render, tables_of
+from ccot_cli.cli.tables import Style, comparison_table, harness_table, render, tables_of
+from ccot_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from ccot_cli.config import Settings
     from ccot_cli.workspace.workspace import Workspace
 
 
@@ -77,6 +82,16 @@ def evaluate(
             rich_help_panel=WHAT,
         ),
     ] = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(
+            "--harness",
+            metavar="TASK",
+            help="Let lm-evaluation-harness ask and grade, and keep nothing. TASK is ccot_gsm8k, which has the test"
+            " problems of the settings, a .yaml file of a task, or one of the harness's own. Needs lm-eval.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     data: DataOption = None,
     limit: LimitOption = None,
     steps: StepsOption = None,
@@ -111,6 +126,7 @@ def evaluate(
     ccot eval --methods all --format latex --plot frontier.svg
     ccot eval --steps 9 10
     ccot eval --compare 2026-01-31-1 2026-01-31-2
+    ccot eval --harness ccot_gsm8k --ratio 0.3 --limit 50
     ccot eval --format json | jq '.rows[] | [.method, .ratio, .accuracy]'
     """
     changes = {
@@ -127,8 +143,12 @@ def evaluate(
     if compare:
         _show_comparison(workspace, compare, format)
         return
+    names = tuple(filter(None, map(str.strip, ",".join(methods or ()).split(","))))
     announce_unpacking(settings.model.name)
     announce_data(settings.data.test_source or settings.data.source)
+    if harness:
+        _show_harness(workspace, settings, harness, ratio or (), names, format)
+        return
     if plot:
         check_plot(plot)
     from ccot_cli.stages.evaluate import run
@@ -137,7 +157,7 @@ def evaluate(
         workspace,
         settings,
         ratios=ratio or (),
-        names=tuple(filter(None, map(str.strip, ",".join(methods or ()).split(",")))),
+        names=names,
         has_controls=controls,
         overrides=overrides,
         saves=save,
@@ -160,6 +180,27 @@ def _show_comparison(workspace: "Workspace | None", runs: tuple[str, str], style
         print_json({"first": runs[0], "second": runs[1], "comparisons": found})
     else:
         print_line(render(comparison_table(runs, found), style))
+
+
+def _show_harness(
+    workspace: "Workspace | None",
+    settings: "Settings",
+    task: str,
+    ratios: Sequence["Decimal"],
+    names: Sequence[str],
+    style: Literal[Style, "json"],
+) -> None:
+    if ranks.size() > 1:
+        raise UsageError("the harness runs in one process", fix=f"ccot eval --harness {task}, without torchrun")
+    try:
+        from ccot_cli.stages.harness import run
+    except ImportError as error:
+        raise UsageError(f"the harness needs {error.name}", fix="pip install 'ccot-cli[harness]'") from None
+    result = run(workspace, settings, task, ratios=ratios, names=names, progress=TerminalProgress()).to_json()
+    if style == "json":
+        print_json(result)
+    else:
+        print_line(render(harness_table(result), style))
 
 
 def show_tables(result: dict[str, Any], style: Style = "text", *, has_thoughts: bool = False) -> None:

@@ -93,6 +93,17 @@ def subject(result: dict[str, Any]) -> str:
     return f"{'model in the package' if model == EMBEDDED else model}, {problems}"
 
 
+def harness_table(result: dict[str, Any]) -> Table:
+    """Make the table of a `HarnessResult`: a row for each metric."""
+    cells = [
+        (row["method"], f"{row['ratio']:g}", row["task"], *metric.split(","), f"{value:.3f}")
+        for row in result["rows"]
+        for metric, value in row["metrics"].items()
+    ]
+    caption = f"{subject(result)}, asked by lm-evaluation-harness"
+    return Table(caption, "<><<<>", ("method", "r", "task", "metric", "filter", "value"), cells)
+
+
 def comparison_table(runs: tuple[str, str], comparisons: Sequence[dict[str, Any]]) -> Table:
     """Make the table of `Comparison`s of two evaluations."""
     head = (
