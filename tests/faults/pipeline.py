@@ -15,7 +15,7 @@ SETTINGS = """
 ratios: ["0.1"]
 model: {{name: {model}}}
 data: {{limit: {limit}, validation_limit: 2}}
-precompute: {{scorer_layer: 1}}
+precompute: {{scorer_layer: 1, shard_megabytes: 1}}
 train_phi: {{autoregressive_layer: 1, lora_rank: 2, taught_epochs: 1, epochs: 1, batch_size: 3,
   checkpoint_steps: 1, seed: {seed}}}
 train_psi: {{lora_rank: 2, epochs: 2, batch_size: 3, checkpoint_steps: 1, seed: {seed}}}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ccot_cli.cli.app import run
 from ccot_cli.config import Settings, by_dotted_name
-from ccot_cli.data.shards import read_records, stored_numbers
+from ccot_cli.data.shards import read_records
 from ccot_cli.errors import BusyError, CcotError
 from ccot_cli.files import json_bytes
 from ccot_cli.models.training.checkpoints import load_checkpoint
@@ -246,7 +246,7 @@ def test_shards_and_checkpoints_are_read_or_refused(trained: Path, tmp_path: Pat
 
     def check(fuzzer: Fuzzer, content: bytes) -> None:
         path.write_bytes(content)
-        fuzzer.reading(lambda: [*read_records(folder), stored_numbers(folder), load_checkpoint(path)])
+        fuzzer.reading(lambda: [*read_records(folder), load_checkpoint(path)])
         fuzzer.reading(lambda: read_lines(path))
 
     fuzz(at_header | damaged(shard), check, share=2)

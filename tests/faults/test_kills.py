@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from workspace.steps import before_every_change, killed_at
 
-from ccot_cli.data.shards import ShardWriter
 from faults.conftest import Tally
 from faults.pipeline import PIPELINE, Run
 
@@ -20,10 +19,8 @@ Chosen = Callable[[int], Sequence[int]]
 @pytest.fixture(autouse=True)
 def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write several shards; do not wait for the disk, because a kill, unlike a power cut, loses nothing written."""
-    for stage in ("precompute", "score"):
-        monkeypatch.setattr(
-            f"ccot_cli.stages.{stage}.ShardWriter", lambda folder, _, then: ShardWriter(folder, SHARD_BYTES, then)
-        )
+    monkeypatch.setattr("ccot_cli.stages.precompute.MEGABYTE", SHARD_BYTES)
+    monkeypatch.setattr("ccot_cli.stages.score.SHARD_BYTES", SHARD_BYTES)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 

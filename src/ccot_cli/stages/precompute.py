@@ -27,6 +27,8 @@ from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
 
+MEGABYTE = 10**6
+
 
 @dataclass(frozen=True)
 class PrecomputeResult:
@@ -106,7 +108,7 @@ def _write_states(
     config = settings.precompute
     indices = range(theta.num_layers + 1) if plan.is_every_index else [config.scorer_layer]
     order = solution_order(theta, encoded)
-    shard_bytes = min(config.shard_megabytes * 10**6, plan.num_bytes)
+    shard_bytes = min(config.shard_megabytes * MEGABYTE, plan.num_bytes)
     row_bytes = len(indices) * theta.model.config.hidden_size * STORED_DTYPE.itemsize
     shards = plan_shards([1 + len(encoded[number].chain) for number in order], shard_bytes // row_bytes)
 
@@ -174,7 +176,7 @@ def _plan(
         num_chain_tokens=num_rows - len(encoded),
         num_bytes=num_bytes,
         is_every_index=is_every_index,
-        num_shards=-(-num_bytes // (settings.precompute.shard_megabytes * 10**6)),
+        num_shards=-(-num_bytes // (settings.precompute.shard_megabytes * MEGABYTE)),
         seconds=0.0,
     )
 
