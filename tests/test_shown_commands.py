@@ -72,7 +72,7 @@ def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = Workspace.create(Path("my-run"), EMBEDDED)
     rows = problems.run(None, workspace.settings, limit=6)
     Path("questions.txt").write_text("".join(f"{row.question}\n" for row in rows), encoding="utf-8")
-    for name in ("questions", "train", "test"):
+    for name in ("questions", "train", "test", "people"):
         Path(f"{name}.jsonl").write_text("".join(map(as_line, rows)), encoding="utf-8")
     for name in ("2026-01-31-1", "2026-01-31-2"):
         Path(name).mkdir()
