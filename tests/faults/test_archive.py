@@ -117,7 +117,7 @@ HOSTILE: dict[str, tuple[Callable[[Entries], Entries], str]] = {
         adding("train-psi/r0.10/../../../evil.json"),
         "names 'train-psi/r0.10/../../../evil.json'",
     ),
-    "an absolute name": (adding("/tmp/evil.json"), "names '/tmp/evil.json'"),
+    "an absolute name": (adding("/evil.json"), "names '/evil.json'"),
     "a backslash": (adding("train-psi\\..\\evil.json"), "names "),
     "a pickle": (adding("train-psi/r0.10/evil.bin"), "names 'train-psi/r0.10/evil.bin'"),
     "code": (adding("train-psi/r0.10/evil.py"), "names 'train-psi/r0.10/evil.py'"),

@@ -12,7 +12,6 @@ import typer
 from ccot_cli.cli.console import TerminalProgress, loading, print_json, print_line, print_note, print_note_table
 from ccot_cli.cli.options import (
     HOW,
-    METHOD_NAMES,
     WHAT,
     WHERE,
     DeviceOption,
@@ -21,9 +20,9 @@ from ccot_cli.cli.options import (
     ThreadsOption,
     WorkspaceOption,
     announce_unpacking,
-    read_ratio,
+    method_option,
+    ratio_option,
     resolve_anywhere,
-    starting_with,
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
@@ -51,25 +50,12 @@ def ask(
     ] = None,
     ratio: Annotated[
         Decimal | None,
-        typer.Option(
-            "--ratio",
-            "-r",
-            parser=read_ratio,
-            metavar="RATIO",
-            help="Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.3 of the"
-            " methods in the package; in a workspace 0.1, or the trained one that is nearest to it.",
-            rich_help_panel=WHAT,
+        ratio_option(
+            "Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.3 of the"
+            " methods in the package; in a workspace 0.1, or the trained one that is nearest to it."
         ),
     ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            autocompletion=starting_with(METHOD_NAMES),
-            help="ccot, or a method to compare with, such as direct, pause or cot.",
-            rich_help_panel=WHAT,
-        ),
-    ] = "ccot",
+    method: Annotated[str, method_option("ccot, or a method to compare with, such as direct, pause or cot.")] = "ccot",
     input: Annotated[
         str | None,
         typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ccot_cli.cli.console import counted, print_json, print_line, print_next
-from ccot_cli.cli.options import HOW, WHAT, WHERE, FormatOption, WorkspaceOption, find_workspace
+from ccot_cli.cli.options import HOW, WHERE, FormatOption, KeysOption, WorkspaceOption, find_workspace
 from ccot_cli.files import human_bytes
 
 
@@ -15,16 +15,7 @@ def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The archive to write, such as methods.zip.", rich_help_panel=WHERE)
     ],
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="KEY",
-            help="A key of 'ccot status', such as r0.10, direct or pause-r0.10, or a method's name for all its ratios;"
-            " repeat it for several. Default: all that were trained with the settings of ccot.yaml.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
+    methods: KeysOption = None,
     folder: WorkspaceOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.", rich_help_panel=HOW)] = False,
     format: FormatOption = "text",

@@ -12,8 +12,6 @@ import typer
 from ccot_cli.cli.console import loading, print_json, print_line, print_next
 from ccot_cli.cli.options import (
     HOW,
-    METHOD_NAMES,
-    WHAT,
     WHERE,
     DeviceOption,
     FormatOption,
@@ -21,34 +19,19 @@ from ccot_cli.cli.options import (
     ThreadsOption,
     WorkspaceOption,
     announce_unpacking,
-    read_ratio,
+    method_option,
+    ratio_option,
     resolve_anywhere,
-    starting_with,
 )
 from ccot_cli.files import human_bytes
 
 
 def merge(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.", rich_help_panel=WHERE)],
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            autocompletion=starting_with(METHOD_NAMES),
-            help="cot, direct, icot or short-cot.",
-            rich_help_panel=WHAT,
-        ),
-    ] = "cot",
+    method: Annotated[str, method_option("cot, direct, icot or short-cot.")] = "cot",
     ratio: Annotated[
         Decimal | None,
-        typer.Option(
-            "--ratio",
-            "-r",
-            parser=read_ratio,
-            metavar="RATIO",
-            help="Compression ratio of short-cot. Default: the trained one that is nearest to 0.1.",
-            rich_help_panel=WHAT,
-        ),
+        ratio_option("Compression ratio of short-cot. Default: the trained one that is nearest to 0.1."),
     ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],

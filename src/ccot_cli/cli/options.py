@@ -84,19 +84,24 @@ DataOption = Annotated[
 ]
 
 
-def _ratio_option(default: str) -> Any:
-    return typer.Option(
-        "--ratio",
-        "-r",
-        parser=read_ratio,
-        metavar="RATIO",
-        help=f"Compression ratio (r in the paper) between 0 and 1; repeat it for several. Default: {default}.",
-        rich_help_panel=WHAT,
+def ratio_option(text: str) -> Any:
+    """Make an option for one ratio or several."""
+    return typer.Option("--ratio", "-r", parser=read_ratio, metavar="RATIO", help=text, rich_help_panel=WHAT)
+
+
+def _ratios_option(default: str) -> Any:
+    return ratio_option(
+        f"Compression ratio (r in the paper) between 0 and 1; repeat it for several. Default: {default}."
     )
 
 
-RatioOption = Annotated[list[Decimal] | None, _ratio_option("those of ccot.yaml")]
-TrainedRatioOption = Annotated[list[Decimal] | None, _ratio_option("all that were trained")]
+def method_option(text: str) -> Any:
+    """Make the option of a command that takes a single method by its name."""
+    return typer.Option(metavar="NAME", autocompletion=starting_with(METHOD_NAMES), help=text, rich_help_panel=WHAT)
+
+
+RatioOption = Annotated[list[Decimal] | None, _ratios_option("those of ccot.yaml")]
+TrainedRatioOption = Annotated[list[Decimal] | None, _ratios_option("all that were trained")]
 LimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, metavar="N", help="Most test problems.", rich_help_panel=WHAT)
 ]
@@ -144,6 +149,16 @@ SetOption = Annotated[
         metavar="NAME=VALUE",
         help="Set any setting of ccot.yaml, such as train_phi.batch_size=32; repeat it for several.",
         rich_help_panel=HOW,
+    ),
+]
+KeysOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="KEY",
+        help="A key of 'ccot status', such as r0.10, direct or pause-r0.10, or a method's name for all its ratios;"
+        " repeat it for several. Default: all that were trained with the settings of ccot.yaml.",
+        rich_help_panel=WHAT,
     ),
 ]
 FormatOption = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ccot_cli.cli.console import loading, print_json, print_line, print_next
-from ccot_cli.cli.options import HOW, WHAT, WHERE, FormatOption
+from ccot_cli.cli.options import HOW, WHAT, WHERE, FormatOption, KeysOption
 
 
 def push(
@@ -20,15 +20,7 @@ def push(
     repository: Annotated[
         str, typer.Argument(metavar="REPO", help="USER/NAME; it is made if it does not exist.", rich_help_panel=WHERE)
     ],
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="KEY",
-            help="A key or a name, as for ccot export; repeat it for several. Default: all.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
+    methods: KeysOption = None,
     public: Annotated[
         bool,
         typer.Option("--public", help="Make a new repository that everybody can see.", rich_help_panel=HOW),

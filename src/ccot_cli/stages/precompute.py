@@ -28,6 +28,7 @@ from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
 
 MEGABYTE = 10**6
+"""Bytes of a unit of `precompute.shard_megabytes`."""
 
 
 @dataclass(frozen=True)

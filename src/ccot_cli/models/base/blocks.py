@@ -8,8 +8,8 @@ Dimensions: B batch, T new tokens, S all tokens so far, D width, V vocabulary.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from itertools import chain
 from typing import Any, cast
@@ -88,9 +88,6 @@ class _Beside:
 class Blocks:
     """The parts of a causal language model, run by hand."""
 
-    recomputes = False
-    """Whether gradients keep only what enters a layer, and compute the layer again in the backward pass."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         """Find the parts by their names.
 
@@ -128,6 +125,7 @@ class Blocks:
         self._logits_divisor = getattr(config, "logits_scaling", 1.0)
         self._largest_logit = getattr(config, "final_logit_softcapping", None)
         self._offload: Offload | None = None
+        self._recomputes = False
 
     def twin(self) -> "Blocks":
         """Return the same parts as modules of their own, to which no adapter is attached; the weights are shared."""
@@ -151,6 +149,15 @@ class Blocks:
             if module not in offloaded:
                 module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
         self._offload = Offload(self.layers, device)
+
+    @contextmanager
+    def recomputing(self, is_wanted: bool) -> Iterator[None]:
+        """In a block, let gradients keep only what enters a layer, and compute it again in the backward pass."""
+        before, self._recomputes = self._recomputes, is_wanted
+        try:
+            yield
+        finally:
+            self._recomputes = before
 
     @property
     def is_offloaded(self) -> bool:
@@ -247,7 +254,7 @@ class Blocks:
     def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, inputs: LayerInputs) -> list[Tensor]:
         states = [hidden_BTD]
         for index in range(first, last):
-            run = self._run_again if self.recomputes and torch.is_grad_enabled() else self._run_layer
+            run = self._run_again if self._recomputes and torch.is_grad_enabled() else self._run_layer
             states.append(run(states[-1], index, cache, inputs))
         return states
 

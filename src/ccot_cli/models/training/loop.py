@@ -167,6 +167,7 @@ def train(
             advance(1, **figures(loss), **shown)
             is_stopping = is_stop_asked()
             if is_stopping or (step % checkpoint_steps == 0 and not num_exploded) or step == optimiser.num_steps:
+                # The state is made by every rank, because inside `first` a rank is alone and would count one.
                 ranks.first(partial(_save, log, lines, checkpoint, optimiser.state()))
             if is_stopping:
                 break

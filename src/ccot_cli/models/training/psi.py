@@ -105,7 +105,7 @@ class PsiTraining(Training):
         # An epoch's examples are made once; only one epoch's are kept.
         self._examples = lru_cache(maxsize=1)(examples if callable(examples) else lambda epoch: examples)
         self.batch_size, self.seed = config.batch_size, config.seed
-        adapters.theta.blocks.recomputes = config.gradient_checkpointing
+        self._recomputes = config.gradient_checkpointing
         parameters = {**adapters.parameters(PSI), **context.trained}
         adapters.train_only(parameters)
         theta = adapters.theta
@@ -136,10 +136,11 @@ class PsiTraining(Training):
         """Compute what a part adds to the answers' mean cross-entropy, and to END's mean loss if φ learns with ψ."""
         examples = self._current_examples()
         part_batch, whole_batch = [examples[number] for number in part], [examples[number] for number in whole]
-        prefix = self.context.read(part, part_batch)
         start, answers = [example.start for example in part_batch], [example.answer for example in part_batch]
+        with self.adapters.theta.blocks.recomputing(self._recomputes):
+            prefix = self.context.read(part, part_batch)
+            loss = answer_loss(self.adapters, prefix.sequence, start, answers)
         # A part's means count by its proportion of the batch's tokens.
-        loss = answer_loss(self.adapters, prefix.sequence, start, answers)
         loss = loss * (_num_answer(part_batch) / _num_answer(whole_batch))
         if not self._teaches_end:
             return loss
