@@ -133,7 +133,11 @@ class DataConfig(Section):
     subset: str | None = None
     """Configuration of the hub data set; of `embedded`, a file of forms such as `stories`."""
     split: str = "train"
-    """Split that training and validation problems are taken from."""
+    """Split that training problems are taken from, and validation problems if they have no source of their own."""
+    validation_source: str | None = None
+    """Source of validation problems, in the columns of training; null: a part of the training problems."""
+    validation_split: str = "validation"
+    """Split of validation_source that validation problems are taken from."""
     test_source: str | None = None
     """Source of test problems; null: data.source. Required if that is a file."""
     test_split: str = "test"
@@ -159,7 +163,7 @@ class DataConfig(Section):
     limit: int | None = Field(default=4000, ge=1, le=MOST_PROBLEMS)
     """Most training problems."""
     validation_limit: int = Field(default=200, ge=1, le=MOST_PROBLEMS)
-    """Most validation problems; at most a tenth of a file's."""
+    """Most validation problems; at most a tenth of a file that training problems are taken from too."""
     steps: Steps | None = None
     """Fewest and most reasoning steps of a problem; null: any."""
     largest: int = Field(default=999, ge=20, le=999)
@@ -374,7 +378,7 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     return config
 
 
-PATH_SETTINGS = ("model.name", "data.source", "data.test_source")
+PATH_SETTINGS = ("model.name", "data.source", "data.validation_source", "data.test_source")
 """Settings that may name a file or a folder."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ccot_cli.config import Settings
+from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
 from ccot_cli.errors import UsageError
 from ccot_cli.overrides import override, refusal, with_absolute_paths
 
@@ -60,8 +60,8 @@ def load_settings(path: Path) -> Settings:
     except ValidationError as error:
         line = _line_of(root, error.errors()[0]["loc"])
         raise refusal(error, where=f"{path}, line {line}: ") from None
-    model, data = settings.model, settings.data
-    written = {"model.name": model.name, "data.source": data.source, "data.test_source": data.test_source}
+    values_by_name = by_dotted_name(settings.model_dump())
+    written = {name: values_by_name[name] for name in PATH_SETTINGS}
     absolute = with_absolute_paths(written, path.parent)
     return settings if absolute == written else override(settings, absolute)
 

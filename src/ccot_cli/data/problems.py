@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from heapq import nsmallest
 from itertools import islice
@@ -50,37 +50,74 @@ class LoadedProblems:
 def load_training(config: DataConfig) -> LoadedProblems:
     """Load the training and validation problems.
 
-    If rows of a file or hub data set repeat a question, only the first of them is used. The validation problems are
-    those with the lowest hash of seed and question: `validation_limit` of them, but at most a tenth. A hash keeps the
-    choice nearly the same when rows are added. `limit` takes the first of the other problems, in the source's order.
+    If rows of a file or hub data set repeat a question, only the first of them is used. Validation problems without a
+    source of their own are those with the lowest hash of seed and question: `validation_limit` of them, but at most a
+    tenth. A hash keeps the choice nearly the same when rows are added. `limit` takes the first of the other problems,
+    in the source's order.
 
     Raises:
-        UsageError: if the source is missing or unusable, or more than 1 % of its rows hold no problem.
+        UsageError: if a source is missing or unusable, more than 1 % of the training rows or any validation row holds
+            no problem, or no training problem is left.
         ResourceError: if the hub cannot be reached.
     """
+    notes: list[str] = []
     if config.source == EMBEDDED:
-        train = _generate(config, "train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
-        held_out = _generate(config, "validation", config.validation_limit, seed=config.seed, steps=config.steps)
-        return LoadedProblems(train, held_out, [])
+        usable = _generate(config, "train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
+    else:
+        usable = _read_training(config, notes)
+    if config.validation_source is not None:
+        train, validation = _set_apart(usable, _read_validation(config, config.validation_source), notes)
+    elif config.source == EMBEDDED:
+        train = usable
+        validation = _generate(config, "validation", config.validation_limit, seed=config.seed, steps=config.steps)
+    else:
+        train, validation = _hold_out(usable, config)
+    if config.limit is not None and len(train) > config.limit:
+        notes.append(f"rows left out: {len(train) - config.limit:,} beyond data.limit, {config.limit:,} (--limit)")
+    return LoadedProblems(train[: config.limit], validation, notes)
+
+
+def _read_training(config: DataConfig, notes: list[str]) -> list[Problem]:
+    """Return the usable training problems of a file or hub data set, and note the rows left out."""
     problems, bad = _read(config, config.source, config.split)
     if 100 * len(bad) > BAD_ROW_PERCENT * (len(problems) + len(bad)):
         raise _unfit(config.source, problems, bad)
     distinct = _drop_repeated(problems)
     usable = of_steps(distinct, config.steps, config.source)
-    if len(usable) < 2:
-        raise UsageError(
-            f"{config.source} holds only one question",
-            fix="give at least two: one to learn from, one for validation",
-        )
-    train, validation = _hold_out(usable, config)
-    notes = [f"rows left out: {len(bad):,} without a problem ({_first_three(bad)})"] if bad else []
+    if bad:
+        notes.append(f"rows left out: {len(bad):,} without a problem ({_first_three(bad)})")
     if repeated := len(problems) - len(distinct):
         notes.append(f"rows left out: {repeated:,} that repeat an earlier question")
     if others := len(distinct) - len(usable):
         notes.append(f"rows left out: {others:,} with other numbers of steps")
-    if config.limit is not None and len(train) > config.limit:
-        notes.append(f"rows left out: {len(train) - config.limit:,} beyond data.limit, {config.limit:,} (--limit)")
-    return LoadedProblems(train[: config.limit], validation, notes)
+    return usable
+
+
+def _read_validation(config: DataConfig, source: str) -> list[Problem]:
+    """Return the first validation problems of their own source."""
+    if source == EMBEDDED:
+        return _generate(config, "validation", config.validation_limit, seed=config.seed, steps=config.steps)
+    problems, bad = _read(config, source, config.validation_split)
+    if bad:
+        raise _unfit(source, problems, bad)
+    chosen = of_steps(_drop_repeated(problems), config.steps, source)[: config.validation_limit]
+    # Rows are numbered from 1 in each file.
+    return [replace(problem, id=f"validation-{problem.id}") for problem in chosen]
+
+
+def _set_apart(
+    problems: list[Problem], validation: list[Problem], notes: list[str]
+) -> tuple[list[Problem], list[Problem]]:
+    """Return the training problems whose questions are not those of validation, and the validation problems."""
+    questions = {problem.question for problem in validation}
+    train = [problem for problem in problems if problem.question not in questions]
+    if shared := len(problems) - len(train):
+        notes.append(f"rows left out: {shared:,} that are validation problems")
+    if not train:
+        raise UsageError(
+            "every training problem is a validation problem too", fix="name another file in data.validation_source"
+        )
+    return train, validation
 
 
 def load_test(
@@ -173,7 +210,16 @@ def _drop_repeated(problems: list[Problem]) -> list[Problem]:
 
 
 def _hold_out(problems: list[Problem], config: DataConfig) -> tuple[list[Problem], list[Problem]]:
-    """Split problems with different questions into training and validation problems; both keep their order."""
+    """Split problems with different questions into training and validation problems; both keep their order.
+
+    Raises:
+        UsageError: if there is only one.
+    """
+    if len(problems) < 2:
+        raise UsageError(
+            f"{config.source} holds only one question",
+            fix="give at least two: one to learn from, one for validation",
+        )
     count = min(config.validation_limit, max(1, len(problems) // 10))
 
     def seeded_hash(question: str) -> bytes:
