@@ -231,7 +231,7 @@ class TrainPhiConfig(Section):
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between checkpoints; layerwise writes one after every layer instead."""
     start: str | None = None
-    """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4; null: a new φ."""
+    """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4, or an adapter's folder; null: a new φ."""
     seed: Seed = 0
     """Seed of the order of problems and of the adapter's first weights."""
 
@@ -378,7 +378,7 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     return config
 
 
-PATH_SETTINGS = ("model.name", "data.source", "data.validation_source", "data.test_source")
+PATH_SETTINGS = ("model.name", "data.source", "data.validation_source", "data.test_source", "train_phi.start")
 """Settings that may name a file or a folder."""
 
 

@@ -312,6 +312,41 @@ def test_training_and_validation_share_no_question_and_lose_none(tmp_path: Path)
     assert not set(train) & set(validation)
 
 
+def test_validation_problems_may_have_a_source_of_their_own(tmp_path: Path) -> None:
+    rows = make_rows(50)
+    source = write_jsonl(tmp_path / "a.jsonl", rows[:40])
+    own = write_jsonl(tmp_path / "b.jsonl", rows[35:])
+    loaded = load_training(DataConfig(source=source, validation_source=own, validation_limit=12))
+    # A question of both files is for validation, and those beyond the limit are used for nothing.
+    assert [problem.question for problem in loaded.validation] == [row["question"] for row in rows[35:47]]
+    assert [problem.question for problem in loaded.train] == [row["question"] for row in rows[:35]]
+    assert loaded.notes == ["rows left out: 5 that are validation problems"]
+    ids = [problem.id for problem in (*loaded.train, *loaded.validation)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_embedded_problems_and_files_validate_each_other(tmp_path: Path) -> None:
+    rows = make_rows(50)
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    generated = load_training(DataConfig(source="embedded", validation_source=path, limit=9, validation_limit=4))
+    assert (len(generated.train), [problem.question for problem in generated.validation]) == (
+        9,
+        [row["question"] for row in rows[:4]],
+    )
+    read = load_training(DataConfig(source=path, validation_source="embedded", validation_limit=4))
+    assert len(read.train) == 50
+    assert read.validation == load_training(DataConfig(limit=1, validation_limit=4)).validation
+
+
+def test_validation_sources_without_use_are_refused(tmp_path: Path) -> None:
+    rows = make_rows(9)
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    same = refusal(lambda: load_training(DataConfig(source=path, validation_source=path)))
+    assert same.message == "every training problem is a validation problem too"
+    bad = write_jsonl(tmp_path / "b.jsonl", [*rows, {"question": "What?", "answer": "no marker"}])
+    assert "row 10" in refusal(lambda: load_training(DataConfig(source=path, validation_source=bad))).message
+
+
 def test_the_limit_takes_the_first_training_problems_in_file_order(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", make_rows(50))
     whole = load_training(DataConfig(source=source, limit=None))

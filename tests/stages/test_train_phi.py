@@ -1,13 +1,16 @@
 """φ is trained layer by layer or jointly, after an interruption, or starting from another φ."""
 
+import shutil
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.files import sha256_of
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.decoding.phi import replay
@@ -104,6 +107,27 @@ def test_phi_goes_on_from_the_phi_of_another_ratio(make_run: MakeRun) -> None:
     again = override(run.settings, {"train_phi.seed": 5})
     train_phi.run(run.workspace, again, RATIO, progress=Progress())
     assert run.workspace.state("train-phi", "r0.20", settings).name == "stale"
+
+
+def test_phi_goes_on_from_an_adapter_of_another_workspace(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    elsewhere, key = tmp_path / "elsewhere" / "phi", "r0.10"
+    shutil.copytree(run.workspace.folder("train-phi", key) / "phi", elsewhere)
+    before = tensors_of(elsewhere)
+    # With so small a rate, φ does not move.
+    settings = override(run.settings, {"train_phi.start": str(elsewhere), "train_phi.learning_rate": 1e-12})
+    train_phi.run(run.workspace, settings, RATIO, progress=Progress())
+    after = tensors_of(run.workspace.folder("train-phi", key) / "phi")
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+    assert run.workspace.state("train-phi", key, settings).name == "ready"
+    manifest = run.workspace.require("train-phi", key).manifest
+    assert manifest.inputs[str(elsewhere)] == sha256_of(elsewhere / "adapter_model.safetensors")
+    other_rank = override(settings, {"train_phi.lora_rank": 2})
+    with pytest.raises(UsageError, match="lora_rank 4, not 2"):
+        train_phi.run(run.workspace, other_rank, RATIO, progress=Progress())
 
 
 def test_a_start_that_cannot_be_is_refused(make_run: MakeRun) -> None:

@@ -45,7 +45,9 @@ def train_phi(
     epochs: EpochsOption = None,
     start: Annotated[
         str | None,
-        typer.Option(metavar="RATIO", help="Ratio or key of a trained φ to start from.", rich_help_panel=HOW),
+        typer.Option(
+            metavar="RATIO", help="Ratio or key of a trained φ to start from, or its folder.", rich_help_panel=HOW
+        ),
     ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,

@@ -65,11 +65,8 @@ def load_training(config: DataConfig) -> LoadedProblems:
         usable = _generate(config, "train", config.limit or NUM_TRAIN, seed=config.seed, steps=config.steps)
     else:
         usable = _read_training(config, notes)
-    if config.validation_source is not None:
-        train, validation = _set_apart(usable, _read_validation(config, config.validation_source), notes)
-    elif config.source == EMBEDDED:
-        train = usable
-        validation = _generate(config, "validation", config.validation_limit, seed=config.seed, steps=config.steps)
+    if source := config.validation_source or (EMBEDDED if config.source == EMBEDDED else None):
+        train, validation = _set_apart(usable, _read_validation(config, source), notes)
     else:
         train, validation = _hold_out(usable, config)
     if config.limit is not None and len(train) > config.limit:

@@ -14,8 +14,8 @@ import torch
 from ccot_cli import ranks
 from ccot_cli.config import AUTO, Settings, TrainPhiConfig, stage_config
 from ccot_cli.errors import DivergedError, MissingError, UsageError
-from ccot_cli.files import check_space
-from ccot_cli.models.base.adapters import PHI, Adapters
+from ccot_cli.files import check_space, sha256_of
+from ccot_cli.models.base.adapters import ADAPTER_FILE, PHI, Adapters
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import GoldExample
@@ -108,8 +108,7 @@ def _train(
     if start is None:
         adapters.add(PHI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
     else:
-        start.check()
-        adapters.load(PHI, start.path(PHI))
+        _load_start(adapters, start, config)
     examples = load_examples(theta, source, scored)
     with building(workspace, spec, progress) as build:
         job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)
@@ -158,15 +157,29 @@ def _with_layer(config: TrainPhiConfig, scored: Artifact, theta: Theta, progress
     return config.model_copy(update={"autoregressive_layer": layer})
 
 
-def _find_start(workspace: Workspace, config: TrainPhiConfig, key: str) -> Artifact | None:
-    """Return the artifact of the φ to start from; None if the settings name none.
+@dataclass(frozen=True)
+class _Start:
+    """A trained φ to start from."""
+
+    name: str
+    """Of the artifact, or of the adapter's folder."""
+    fingerprint: str
+    folder: Path
+
+
+def _find_start(workspace: Workspace, config: TrainPhiConfig, key: str) -> _Start | None:
+    """Find the φ to start from; None if the settings name none.
 
     Raises:
         MissingError: if there is no such φ.
-        UsageError: if it is the one to be trained, or its adapter has another shape.
+        UsageError: if it is the one to be trained.
+        CorruptError: if its artifact is damaged.
     """
     if config.start is None:
         return None
+    folder = Path(config.start)
+    if (weights := folder / ADAPTER_FILE).is_file():
+        return _Start(str(folder), sha256_of(weights), folder)
     start_key = config.start
     with suppress(ValueError):
         start_key = ratio_name(parse_ratio(start_key))
@@ -175,17 +188,28 @@ def _find_start(workspace: Workspace, config: TrainPhiConfig, key: str) -> Artif
     if start_key not in workspace.finished(TRAIN_PHI):
         usable = ", ".join(workspace.keys(TRAIN_PHI)) or "none yet"
         raise MissingError(
-            f"{workspace.name} has no φ {config.start!r} to start from", fix=f"train it, or name another ({usable})"
+            f"{workspace.name} has no φ {config.start!r} to start from",
+            fix=f"train it, or name another ({usable}) or an adapter's folder",
         )
-    start = workspace.require(TRAIN_PHI, start_key)
-    trained_with = start.manifest.config["train_phi"]
-    for name in ("lora_rank", "lora_alpha"):
-        if trained_with[name] != getattr(config, name):
+    artifact = workspace.require(TRAIN_PHI, start_key)
+    artifact.check()
+    return _Start(artifact.name, artifact.fingerprint, artifact.path(PHI))
+
+
+def _load_start(adapters: Adapters, start: _Start, config: TrainPhiConfig) -> None:
+    """Load the φ to start from.
+
+    Raises:
+        CorruptError: if it cannot be read, or does not fit the model.
+        UsageError: if its rank or alpha is not that of the settings.
+    """
+    adapters.load(PHI, start.folder)
+    for name, trained_with in zip(("lora_rank", "lora_alpha"), adapters.rank_and_alpha(PHI), strict=True):
+        if trained_with != getattr(config, name):
             raise UsageError(
-                f"{start.name} was trained with {name} {trained_with[name]}, not {getattr(config, name)}",
-                fix=f"set train_phi.{name} to {trained_with[name]}",
+                f"{start.name} was trained with {name} {trained_with}, not {getattr(config, name)}",
+                fix=f"set train_phi.{name} to {trained_with}",
             )
-    return start
 
 
 @dataclass

@@ -33,6 +33,8 @@ from ccot_cli.models.base.theta import Theta
 from ccot_cli.names import MODELS
 
 PHI, PSI = "phi", "psi"
+ADAPTER_FILE = "adapter_model.safetensors"
+"""Name of an adapter's weights, as PEFT saves them."""
 MOST_MERGED_BYTES = 2 * 10**9
 """Size of θ up to which adapters keep merged copies."""
 Forward = Callable[[Tensor], Tensor]
@@ -118,7 +120,7 @@ class Adapters:
         """
         try:
             settings = strict_json((folder / "adapter_config.json").read_bytes())
-            saved = load_file(folder / "adapter_model.safetensors")
+            saved = load_file(folder / ADAPTER_FILE)
             rank, alpha = settings["r"], settings["lora_alpha"]
             if not all(type(number) is int and number > 0 for number in (rank, alpha)):
                 raise ValueError(f"rank {rank!r} or alpha {alpha!r} is no positive number")
@@ -252,6 +254,11 @@ class Adapters:
             for name, parameter in self.named_parameters()
             if f".{adapter}." in name and (layers is None or _layer_of(name) in layers)
         }
+
+    def rank_and_alpha(self, name: str) -> tuple[int, int]:
+        """Return an adapter's rank, and its alpha."""
+        config = cast(LoraConfig, self.peft.peft_config[name])
+        return config.r, config.lora_alpha
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Return the adapter's tensors, named as PEFT saves them."""
