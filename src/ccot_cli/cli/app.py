@@ -25,6 +25,7 @@ from ccot_cli.cli import (
     export,
     import_,
     init,
+    inspect,
     merge,
     precompute,
     problems,
@@ -71,6 +72,7 @@ app.command("config", rich_help_panel="Inspect")(config.config)
 app.command("status", rich_help_panel="Inspect")(status.status)
 app.command("verify", rich_help_panel="Inspect")(verify.verify)
 app.command("clean", rich_help_panel="Inspect")(clean.clean)
+app.command("inspect", rich_help_panel="Inspect")(inspect.inspect)
 app.command("bench", rich_help_panel="Inspect")(bench.bench)
 app.command("doctor", rich_help_panel="Inspect")(doctor.doctor)
 

@@ -68,6 +68,15 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"there is no folder {path.parent} for the plot", fix=f"mkdir {path.parent}")
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise UsageError(f"{path} cannot be written", fix="--plot with a folder of your own")
+    require_matplotlib()
+
+
+def require_matplotlib() -> None:
+    """Refuse to begin what could not be drawn.
+
+    Raises:
+        UsageError: if matplotlib is missing.
+    """
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -76,10 +85,10 @@ def check_plot(path: Path) -> None:
 
 def draw_frontier(result: dict[str, Any], path: Path) -> None:
     """Draw accuracy with 95 % intervals against seconds, and a staircase of the best that is reached so far."""
-    pyplot, rows = _pyplot(), result["rows"]
+    plt, rows = pyplot(), result["rows"]
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     best = _unbeaten(rows)
     # Nothing was measured between two methods: up to the slower one, the faster one's accuracy is the best there is.
     axes.plot([x for x, _ in best], [y for _, y in best], drawstyle="steps-post", color="0.7", linewidth=1, zorder=0)
@@ -129,9 +138,9 @@ def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
 
     Each choice of the other dimensions has its own colour. A dimension of numbers comes before one of names.
     """
-    pyplot = _pyplot()
+    plt = pyplot()
     across, *others = sorted(varied(rows), key=lambda name: name not in NUMERIC) or ["ratio"]
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     choices: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         choices.setdefault(choice(row, others), []).append(row)
@@ -152,7 +161,7 @@ def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
     _finish(figure, axes, path)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     """Import matplotlib's pyplot, set to draw into files without a display."""
     import matplotlib
 
@@ -171,7 +180,7 @@ def _finish(figure: Any, axes: Any, path: Path) -> None:
     if axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside right center", frameon=False)
     figure.savefig(path, dpi=150)
-    _pyplot().close(figure)
+    pyplot().close(figure)
 
 
 def _unbeaten(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:

@@ -142,9 +142,9 @@ def _result(
         num_problems=len(problems),
         mean_kept=sum(map(len, selected)) / len(selected),
         mean_chain=sum(len(problem.chain) for problem in problems) / len(problems),
-        kinds=_kinds(theta, problems, selected),
+        kinds=kinds_of(theta, problems, selected),
         overlap_with_even=sum(map(_overlap_with_even, problems, selected)) / len(selected),
-        examples=[_example(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], selected, strict=False)],
+        examples=[marked_chain(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], selected, strict=False)],
     )
 
 
@@ -241,7 +241,7 @@ def kind(text: str) -> str:
     return "word" if any(character.isalpha() for character in text) else "punctuation"
 
 
-def _kinds(theta: Theta, problems: list[EncodedProblem], selected: list[list[int]]) -> dict[str, float]:
+def kinds_of(theta: Theta, problems: list[EncodedProblem], selected: list[list[int]]) -> dict[str, float]:
     """Return the proportion of each kind among the selected tokens, most frequent first."""
     ids = Counter(
         problem.chain[position] for problem, positions in zip(problems, selected, strict=True) for position in positions
@@ -252,7 +252,7 @@ def _kinds(theta: Theta, problems: list[EncodedProblem], selected: list[list[int
     return {name: count / kinds.total() for name, count in kinds.most_common()}
 
 
-def _example(theta: Theta, problem: EncodedProblem, positions: list[int]) -> str:
+def marked_chain(theta: Theta, problem: EncodedProblem, positions: list[int]) -> str:
     """Return a chain's text with the selected tokens in [brackets]."""
     pieces = [theta.encoder.tokenizer.decode([token]) for token in problem.chain]
     for position in positions:

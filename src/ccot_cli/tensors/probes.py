@@ -37,7 +37,8 @@ def fit_probe(states_MD: Tensor, labels_M: Tensor) -> Probe:
     classes_C, class_M = torch.unique(labels_M, return_inverse=True)
     design_MD = _with_bias(states_MD)
     gram_DD = design_MD.T @ design_MD + PENALTY * torch.eye(design_MD.shape[1])
-    return Probe(torch.linalg.solve(gram_DD, design_MD.T @ F.one_hot(class_M).float()), classes_C)
+    sum_CD = torch.zeros(len(classes_C), design_MD.shape[1]).index_add_(0, class_M, design_MD)
+    return Probe(torch.linalg.solve(gram_DD, sum_CD.T), classes_C)
 
 
 @dataclass(frozen=True)

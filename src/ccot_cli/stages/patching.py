@@ -1,35 +1,24 @@
 """Replace one contemplation token by another question's, and see whether the answer follows.
 
-    python examples/research/patching.py                          # the model in the package
-    python examples/research/patching.py my-run --ratio 0.2 --limit 500
-
 Questions are paired that have equally many steps and equally many contemplation tokens, and are both answered right. At
 one place after the other, the token is replaced by the other question's (the donor's): the keys and values of its
 states at every index, and the state at index l that the next token is fed. φ generates the rest anew, and ψ answers.
 
-It counts how often the answer moves. Arithmetic predicts where to: if both tokens' top numbers are results of their
-chains, the chain is computed again with the donor's result in the place of its own. Such a replacement counts if the
-prediction is a whole number that is neither question's answer, so that no other account leads to it.
+Arithmetic predicts where the answer moves: if both tokens' top numbers are results of their chains, the chain is
+computed again with the donor's result in the place of its own. Such a replacement counts if the prediction is a whole
+number that is neither question's answer, so that no other account leads to it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from decimal import Decimal
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_line
-from ccot_cli.cli.options import read_ratio
-from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct, read_after_marker
 from ccot_cli.data.arithmetic import equations_in, recompute, write_number
 from ccot_cli.data.problems import Problem
-from ccot_cli.errors import UsageError
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.psi import decode
@@ -38,13 +27,8 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import Reply
 from ccot_cli.models.methods.patching import patch
-from ccot_cli.names import CCOT
-from ccot_cli.stages.evaluate import problems_to_ask
-from ccot_cli.stages.methods import find_methods
-from ccot_cli.stages.statistics import wilson
+from ccot_cli.stages.statistics import Proportion, wilson
 from ccot_cli.stages.thoughts import result_of
-from ccot_cli.stages.validation import ask, is_right
-from ccot_cli.workspace.workspace import Workspace
 
 BATCH_SIZE = 32
 
@@ -66,6 +50,8 @@ class Solved:
 class Case:
     """One token of one question, replaced."""
 
+    place: int
+    """Which one, from 0."""
     has_moved: bool
     """Whether the answer is another one than before."""
     is_predicted: bool | None
@@ -110,6 +96,7 @@ def replace_each(method: CcotMethod, batch: Sequence[Solved]) -> Iterator[Case]:
         for one, donor, answer in zip(batch, donors, patched, strict=True):
             predicted = predict(one, donor, place)
             yield Case(
+                place=place,
                 has_moved=not is_correct(answer, one.problem.answer),
                 is_predicted=None if predicted is None else is_correct(answer, write_number(predicted)),
                 is_donors=is_correct(answer, donor.problem.answer),
@@ -134,47 +121,30 @@ def batches(solved: Sequence[Solved]) -> Iterator[list[Solved]]:
                 yield batch
 
 
-def report(cases: Sequence[Case]) -> list[str]:
-    """Say how often answers moved, and where to, with Wilson 95 % intervals."""
+@dataclass(frozen=True)
+class Moves:
+    """Where answers moved when a token was replaced, each with a Wilson 95 % interval; None if there is no case."""
+
+    moved: Proportion | None
+    """Of all replacements: the answer is another one."""
+    told_moved: Proportion | None
+    """Of those where arithmetic predicts another answer: it moved."""
+    told_predicted: Proportion | None
+    """Of the same: to that answer."""
+    told_donors: Proportion | None
+    """Of the same: to the donor's answer."""
+
+
+def count_moves(cases: Sequence[Case]) -> Moves:
+    """Count where the answers moved."""
     told = [case for case in cases if case.is_predicted is not None]
-    return [
-        _share("the answer moved", [case.has_moved for case in cases]),
-        _share("where arithmetic predicts another answer: it moved", [case.has_moved for case in told]),
-        _share("... to that answer", [bool(case.is_predicted) for case in told]),
-        _share("... to the donor's answer", [case.is_donors for case in told]),
-    ]
+    return Moves(
+        moved=_share([case.has_moved for case in cases]),
+        told_moved=_share([case.has_moved for case in told]),
+        told_predicted=_share([bool(case.is_predicted) for case in told]),
+        told_donors=_share([case.is_donors for case in told]),
+    )
 
 
-def _share(label: str, marks: Sequence[bool]) -> str:
-    if not marks:
-        return f"{label}: no case"
-    share = wilson(sum(marks), len(marks))
-    return f"{label}: {sum(marks):,} of {share.n:,}, {share.accuracy:.3f} ({share.low:.3f} – {share.high:.3f})"
-
-
-def main(
-    folder: Annotated[Path | None, typer.Argument(help="A workspace; the model in the package by default.")] = None,
-    ratio: Annotated[Decimal | None, typer.Option(parser=read_ratio)] = None,
-    limit: Annotated[int, typer.Option(help="Most test problems.")] = 500,
-) -> None:
-    workspace = None if folder is None else Workspace.open(folder)
-    settings, progress = workspace.settings if workspace else Settings(), TerminalProgress()
-    methods = find_methods(workspace, settings)
-    problems = problems_to_ask(methods, settings, limit, progress)
-    method = methods.named(CCOT, ratio)
-    if not isinstance(method, CcotMethod):
-        raise UsageError(f"{method.name} has no contemplation tokens", fix="a ratio between 0 and 1")
-    method = replace(method, reads_thoughts=True)
-    solved = [
-        Solved(problem, reply)
-        for batch, replies, _ in ask(method, problems, BATCH_SIZE, "questions", progress)
-        for problem, reply in zip(batch, replies, strict=True)
-        if is_right(problem, reply)
-    ]
-    print_line(f"{len(solved):,} of {len(problems):,} questions answered right, at r = {method.ratio:f}")
-    for line in report([case for batch in batches(solved) for case in replace_each(method, batch)]):
-        print_line(line)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+def _share(marks: Sequence[bool]) -> Proportion | None:
+    return wilson(sum(marks), len(marks)) if marks else None

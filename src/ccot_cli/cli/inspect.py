@@ -1,0 +1,82 @@
+"""`ccot inspect`: what contemplation tokens hold, as a report with figures."""
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ccot_cli.cli.console import TerminalProgress, aligned, print_json, print_line, print_note
+from ccot_cli.cli.options import (
+    WHERE,
+    DataOption,
+    DeviceOption,
+    FormatOption,
+    LimitOption,
+    SetOption,
+    StepsOption,
+    ThreadsOption,
+    WorkspaceOption,
+    announce_data,
+    announce_unpacking,
+    ratio_option,
+    resolve_anywhere,
+)
+from ccot_cli.cli.plots import require_matplotlib
+from ccot_cli.cli.report import summary_rows, write_report
+from ccot_cli.files import commit_folder, refuse_existing, write_json
+
+USUAL_LIMIT = 500
+
+
+def inspect(
+    folder: WorkspaceOption = None,
+    ratio: Annotated[
+        Decimal | None,
+        ratio_option("Compression ratio r. Default: 0.3 of the methods in the package, 0.1 in a workspace."),
+    ] = None,
+    data: DataOption = None,
+    limit: LimitOption = None,
+    steps: StepsOption = None,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    sets: SetOption = None,
+    output: Annotated[
+        Path,
+        typer.Option("--output", metavar="FOLDER", help="A new folder for the report.", rich_help_panel=WHERE),
+    ] = Path("inspection"),
+    format: FormatOption = "text",
+) -> None:
+    """Show what the contemplation tokens hold, and what depends on them: an HTML page with figures.
+
+    The page needs no network; the figures are beside it as PNG files, and all numbers in inspection.json. On the model
+    in the package it takes some minutes.
+
+    ccot inspect --ratio 0.1
+    ccot inspect -w my-run --output build/report --limit 200
+    ccot inspect --format json | jq .moves
+    """
+    changes = {
+        "model.device": device,
+        "model.threads": threads,
+        "data.test_source": data,
+        "eval.limit": limit or USUAL_LIMIT,
+        "eval.steps": steps,
+    }
+    workspace, settings, _ = resolve_anywhere(folder, changes, sets)
+    refuse_existing(output, fix="name another folder with --output, or remove it")
+    require_matplotlib()
+    announce_unpacking(settings.model.name)
+    announce_data(settings.data.test_source or settings.data.source)
+    from ccot_cli.stages.inspect import run
+
+    result = run(workspace, settings, ratio, limit=settings.eval.limit, progress=TerminalProgress()).to_json()
+    with commit_folder(output) as part:
+        write_json(part / "inspection.json", result)
+        page = write_report(result, part)
+    if format == "json":
+        print_json(result)
+    else:
+        for line in aligned(summary_rows(result), align="<<"):
+            print_line(line)
+    print_note(f"written to {output / page.name}")
