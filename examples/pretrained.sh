@@ -13,8 +13,11 @@ set -euo pipefail
 problems=$1
 run=${2:-build/pretrained}
 mkdir -p "$run"
-[ -e "$run/test.jsonl" ] ||
-  python "$(dirname "$0")/research/split.py" "$problems" "$run/train.jsonl" "$run/test.jsonl"
+research=$(dirname "$0")/research
+[ -e "$run/test.jsonl" ] || python "$research/split.py" "$problems" "$run/train.jsonl" "$run/test.jsonl"
+# More problems to learn arithmetic from: the training problems again, with other numbers.
+[ -e "$run/validation.jsonl" ] ||
+  python "$research/renumber.py" "$run/train.jsonl" "$run/more.jsonl" "$run/validation.jsonl"
 
 # θ as it comes does not write such chains. It learns to, with a LoRA adapter that becomes a part of it.
 if [ ! -e "$run/theta" ]; then
@@ -27,7 +30,9 @@ fi
 
 # On this θ, everything else.
 [ -e "$run/ccot/ccot.yaml" ] || ccot init "$run/ccot" --preset smollm2 --set model.name="$(realpath "$run/theta")" \
-  --set data.source="$(realpath "$run/train.jsonl")" --set data.test_source="$(realpath "$run/test.jsonl")"
+  --set data.source="$(realpath "$run/more.jsonl")" --set data.validation_source="$(realpath "$run/validation.jsonl")" \
+  --set data.test_source="$(realpath "$run/test.jsonl")" --set train_psi.epochs=2 \
+  --set train_phi.lora_rank=64 --set train_phi.lora_alpha=64 --set train_phi.taught_epochs=2 --set train_phi.epochs=6
 export CCOT_WORKSPACE=$run/ccot
 ccot precompute
 ccot score

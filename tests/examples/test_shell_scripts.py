@@ -62,12 +62,15 @@ def doing_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pretrained_model_s_script_asks_for_what_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"question": f"How many are {number} and 3?", "answer": f"#### {number + 3}"} for number in range(20)]
+    rows = [
+        {"question": f"How many are {number} and 3?", "answer": f"{number} + 3 = {number + 3}\n#### {number + 3}"}
+        for number in range(20)
+    ]
     (tmp_path / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     asked = ["bash", str(EXAMPLES / "pretrained.sh"), str(tmp_path / "problems.jsonl"), str(tmp_path / "run")]
     said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert len((tmp_path / "run" / "train.jsonl").read_text().splitlines()) > 10
-    known = {}
+    known, sources = {}, []
     for _, command, *words in commands(said):
         if command not in known:
             assert run([command, "--help"]) == 0
@@ -75,7 +78,9 @@ def test_the_pretrained_model_s_script_asks_for_what_there_is(
         assert all(word in known[command] for word in words if word.startswith("--"))
         if command == "init":
             sets = dict(words[at + 1].split("=") for at, word in enumerate(words) if word == "--set")
-            assert override(preset(words[words.index("--preset") + 1]), sets).data.source.endswith("train.jsonl")
+            data = override(preset(words[words.index("--preset") + 1]), sets).data
+            sources.append((Path(data.source).name, data.validation_source and Path(data.validation_source).name))
+    assert sources == [("train.jsonl", None), ("more.jsonl", "validation.jsonl")]
     assert set(known) >= {"merge", "train-phi", "train-psi", "train-baseline", "eval"}
 
 

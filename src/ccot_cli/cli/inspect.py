@@ -49,12 +49,12 @@ def inspect(
 ) -> None:
     """Show what the contemplation tokens hold, and what depends on them: an HTML page with figures.
 
-    The page needs no network; the figures are beside it as PNG files, and all numbers in inspection.json. On the model
-    in the package it takes some minutes.
-
     ccot inspect --ratio 0.1
     ccot inspect -w my-run --output build/report --limit 200
     ccot inspect --format json | jq .moves
+
+    The page needs no network; the figures are beside it as PNG files, and all numbers in inspection.json. On the model
+    in the package it takes some minutes.
     """
     changes = {
         "model.device": device,
