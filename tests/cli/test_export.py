@@ -51,6 +51,9 @@ def test_the_new_workspace_answers_bit_for_bit_as_the_old_one(
     assert out.splitlines() == [f"new-run: on the model {moved}", "  train-psi/r0.10", "  train-baseline/direct"]
     assert err == "next:  ccot ask -w new-run '…'\n"
     assert {method: answers(Path("new-run"), method) for method in before} == before
+    out, _ = output(capsys, "status", "-w", "new-run")
+    assert "only what answering needs is here" in out
+    assert out.endswith("next:  ccot eval -w new-run\n")
     out, _ = output(capsys, "verify", "-w", "new-run")
     assert out.endswith("files: sound\n")
     out, _ = output(capsys, "eval", "-w", "new-run", "--method", "ccot", "--format", "json")

@@ -191,6 +191,19 @@ class TestStatus:
         stages = [f"{stage} --ratio 0.1" if key == "r0.10" else stage for stage, key in steps]
         assert following == [*stages, "eval", "ask '…'"]
 
+    def test_what_a_method_was_made_from_is_not_asked_for_again(self, workspace: Workspace, capsys: Output) -> None:
+        def following() -> str:
+            status.status(workspace.root)
+            return capsys.readouterr().out.splitlines()[-1].removeprefix("next:  ccot ")
+
+        finish(workspace, "train-psi", "r0.05")
+        assert following() == "precompute -w my-run"
+        finish(workspace, "train-psi", "r0.10")
+        assert following() == "eval -w my-run"
+        # What is there and out of date is.
+        finish(Workspace(workspace.root, override(workspace.settings, {"data.limit": 5})), "precompute")
+        assert following() == "precompute -w my-run"
+
     @pytest.mark.parametrize(
         ("moment", "text"),
         [

@@ -10,7 +10,7 @@ from ccot_cli.cli.console import print_json, print_line, print_table
 from ccot_cli.cli.options import FormatOption, WorkspaceOption, find_workspace
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import human_bytes
-from ccot_cli.names import EVAL, KEYED_STAGES, STAGES, ratio_name
+from ccot_cli.names import EVAL, KEYED_STAGES, STAGES, TRAIN_PSI, ratio_name
 
 if TYPE_CHECKING:
     from ccot_cli.workspace.workspace import Workspace
@@ -80,11 +80,13 @@ def _next_command(workspace: "Workspace", rows: list[StatusRow]) -> str:
     from ccot_cli.data.problems import lacks_test
 
     ratios = {ratio_name(ratio): f"{ratio:f}" for ratio in workspace.settings.ratios}
+    # What was imported, or what was deleted after training, is not made again for ratios that can answer.
+    answering = {row.key for row in rows if row.stage == TRAIN_PSI and row.state == "ready"}
     for stage in STAGES:
         if stage == "train-baseline":
             continue  # Baselines are optional.
         wanted = [row for row in rows if row.stage == stage and (stage not in KEYED_STAGES or row.key in ratios)]
-        left = [row.key for row in wanted if row.state != "ready"]
+        left = [row.key for row in wanted if row.state != "ready" and not _is_spare(row, answering, {*ratios})]
         if any(row.state == "being made" for row in wanted):
             return workspace.command("status")  # There is nothing to do but wait.
         # One finished evaluation is enough; every other artifact must be there.
@@ -97,6 +99,12 @@ def _next_command(workspace: "Workspace", rows: list[StatusRow]) -> str:
             ratios_left = [ratios[key] for key in left if key in ratios] if len(left) < len(wanted) else []
             return typed or workspace.command(stage, *(word for ratio in ratios_left for word in ("--ratio", ratio)))
     return workspace.command("ask", "…")
+
+
+def _is_spare(row: StatusRow, answering: set[str | None], ratios: set[str]) -> bool:
+    """Tell whether a missing artifact is needed by no ratio of the settings, because ψ is there already."""
+    is_used_up = row.key in answering or (row.key is None and answering >= ratios)
+    return row.stage != EVAL and row.state == "missing" and is_used_up
 
 
 def _title(workspace: "Workspace") -> str:

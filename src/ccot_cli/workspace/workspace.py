@@ -225,8 +225,9 @@ class Workspace:
             return State("missing", "interrupted; the same command resumes it" if is_begun else "")
         changes = [*_changed_settings(artifact.manifest, settings), *self._changed_inputs(artifact)]
         if not changes and not artifact.is_complete():
-            is_bare = stage == PRECOMPUTE and artifact.is_bare()
-            changes = ["its files are not here" if is_bare else "a file is missing or has another size"]
+            if stage == PRECOMPUTE and artifact.is_bare():
+                return State("missing", "only what answering needs is here")
+            changes = ["a file is missing or has another size"]
         return State("stale", "; ".join(changes)) if changes else State("ready")
 
     def require(self, stage: str, key: str | None = None) -> Artifact:
