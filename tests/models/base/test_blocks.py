@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import as_theta, tiny_config
+from conftest import MakeTheta, as_theta, tiny_config
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -228,3 +228,33 @@ def test_families_that_work_otherwise_or_keep_another_cache_are_refused(config: 
     with pytest.raises(UsageError, match=rf"{type(model).__name__} .*(layer by layer|does not know)") as caught:
         Blocks(model).verify()
     assert "Llama" in caught.value.fix
+
+
+def test_gradients_in_half_precision_are_near_those_in_full(
+    make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, attention is then computed by torch's plain kernel."""
+    seen: list[bool] = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args: Any, **named: Any) -> torch.Tensor:
+        seen.append(torch.backends.cuda.flash_sdp_enabled())
+        return attention(*args, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    gradients = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        theta = make_theta("llama")
+        theta.model.to(dtype)
+        ids, mask = pad_left(QUERIES, fill=theta.pad_id)
+        sequence = CachedSequence.empty(len(ids), theta.device)
+        sequence.extend(mask)
+        hidden_BTD = theta.blocks.enter(theta.blocks.embed(ids), sequence).detach().requires_grad_()
+        theta.blocks.run(hidden_BTD, 0, theta.num_layers, sequence).float().square().mean().backward()
+        assert hidden_BTD.grad is not None
+        gradients[dtype] = hidden_BTD.grad.float()
+    full, half = gradients[torch.float32], gradients[torch.bfloat16]
+    assert float((half - full).norm() / full.norm()) < 0.05
+    assert {*seen[: len(seen) // 2]} == {True}, "in full precision the fused kernel is as fast"
+    assert {*seen[len(seen) // 2 :]} == {False}
+    assert torch.backends.cuda.flash_sdp_enabled()
