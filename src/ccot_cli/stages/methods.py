@@ -1,7 +1,7 @@
 """Find the trained methods of a workspace, or those of the embedded model, and load them."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from ccot_cli.errors import BusyError, CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.methods.calibration import Calibration
+from ccot_cli.models.methods.cascade import Cascade
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.loading import METHODS, fixed_ratio, load_method
 from ccot_cli.models.methods.method import Method, MethodInfo
@@ -212,8 +214,29 @@ class Methods:
                 f"{self.location} was filled from another model meanwhile", fix="run the same command again"
             )
 
+    def cascade(self, first: Method, min_confidence: float) -> Cascade:
+        """Let the written chain answer where a loaded method is not sure enough; both stay loaded.
+
+        Args:
+            min_confidence: 0 to 1.
+
+        Raises:
+            UsageError: if the method writes the chain itself.
+        """
+        if first.ratio == 1:
+            raise UsageError(
+                f"--min-confidence lets the chain be written where a method is not sure, and {first.name} writes it"
+                " always",
+                fix="a --ratio below 1, or leave out --min-confidence",
+            )
+        # A chain that was trained has a ψ of its own.
+        others = replace(self, theta=self.theta.twin())
+        return Cascade(first, others.load(Decimal(1)), min_confidence)
+
     def _chain(self) -> ChainMethod:
-        return ChainMethod(self._adapters, self.settings.decoding.max_chain_tokens)
+        # θ's own chain belongs to no trained folder; in the package, its calibration lies beside them.
+        calibration = None if self.workspace else Calibration.load(METHODS_FOLDER)
+        return ChainMethod(self._adapters, self.settings.decoding.max_chain_tokens, calibration=calibration)
 
     def _prompted(self, name: PromptingName) -> Method:
         return prompted(self._chain(), name, self._shots() if name == "few-shot" else ())
