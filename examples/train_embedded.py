@@ -2,6 +2,7 @@
 
     python examples/train_embedded.py --people gsm8k.jsonl                 # everything, two hours on two cores
     python examples/train_embedded.py --people gsm8k.jsonl --only domain   # the record of the training questions
+    python examples/train_embedded.py --people gsm8k.jsonl --only calibration   # of confidence, for what is shipped
     python examples/train_embedded.py --people gsm8k.jsonl --only card --test-people people.jsonl
 
 `--people` is GSM8K's training file, and `--test-people` a file of `research/people.py`. After an interruption, the same
@@ -23,6 +24,7 @@ from training_texts import read_people, replaceable_stems, solved
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
+from ccot_cli.data.problems import load_training
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
@@ -31,7 +33,8 @@ from ccot_cli.overrides import override
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE
 from ccot_cli.stages.card import accuracies
-from ccot_cli.stages.methods import METHODS_FOLDER, baseline_key
+from ccot_cli.stages.methods import METHODS_FOLDER, baseline_key, find_methods
+from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
@@ -47,6 +50,8 @@ STEPS = (1, 6)
 """Reasoning steps of the problems that the methods learn from; θ itself solves hardly any longer one."""
 GENERATOR_SEED = 10_000_000
 """θ learned from other problems."""
+CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3}
+"""What is changed of the generator's settings for the validation problems that confidence is calibrated on."""
 
 SETTINGS: dict[str, Any] = {
     "data.source": str(PROBLEMS_FILE.resolve()),
@@ -123,6 +128,22 @@ def ship(source: Path, target: Path) -> None:
         if is_adapter:
             # The base model's path on this machine is of no use elsewhere.
             write_json(copy.parent / config.name, {**json.loads(config.read_text()), "base_model_name_or_path": None})
+
+
+def calibrate_methods() -> None:
+    """Make the confidence of the shipped methods, and of θ's own chain, the probability that an answer is right."""
+    settings, progress = Settings(), TerminalProgress()
+    methods = find_methods(None, settings)
+    problems = load_training(settings.data.model_copy(update=CALIBRATION)).validation
+    problems.sort(key=lambda problem: len(problem.question))
+    for ratio, folder in {
+        **methods.folders,
+        Decimal(0): methods.baselines["direct"],
+        Decimal(1): METHODS_FOLDER,
+    }.items():
+        method = methods.load(ratio)
+        method.calibration = None
+        calibrate(validate_method(method, problems, settings.eval.batch_size, progress), folder, progress)
 
 
 def make_domain() -> Domain:
@@ -208,7 +229,8 @@ another seed than those of the table, on people's with an even hash, and on held
 def main(
     people: Annotated[Path, typer.Option(help="Problems that people wrote: the training file of GSM8K.")],
     only: Annotated[
-        Literal["all", "domain", "card"], typer.Option(help="Which part to make again; all comes with both.")
+        Literal["all", "calibration", "domain", "card"],
+        typer.Option(help="Which part to make again; all comes with the others."),
     ] = "all",
     test_people: Annotated[
         Path | None, typer.Option(help="Test problems that people wrote, as research/people.py chooses them.")
@@ -216,10 +238,12 @@ def main(
 ) -> None:
     """Train the methods of the embedded model, and write its record of questions and its card."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
-    if not PROBLEMS_FILE.exists():
-        write_problems(people)
     if only == "all":
+        if not PROBLEMS_FILE.exists():
+            write_problems(people)
         train_methods()
+    if only in ("all", "calibration"):
+        calibrate_methods()
     if only in ("all", "domain"):
         make_domain().save(DOMAIN_FILE)
     if only in ("all", "card"):
