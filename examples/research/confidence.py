@@ -138,9 +138,8 @@ def main(
 ) -> None:
     """Measure, and print both tables."""
     methods, progress = find_methods(None, override(Settings(), {"model.threads": threads})), TerminalProgress()
-    first = methods.load(Decimal(ratio))
+    chain, first = methods.fallback(), methods.load(Decimal(ratio))
     assert isinstance(first, CcotMethod)
-    chain = methods.cascade(first, 1).fallback
     calibrations, cascades = [], []
     for name, problems in load_sets(people, limit).items():
         asked = Asked()

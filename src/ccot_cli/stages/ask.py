@@ -10,6 +10,7 @@ from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain, doubt
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from ccot_cli.models.methods.cascade import Cascade
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
@@ -103,10 +104,11 @@ class Asker:
         self.model = methods.theta.name
         self.theta = methods.theta
         self.usual_ratio = methods.usual_ratio
+        fallback = None if min_confidence is None else methods.fallback()
         self.method: Method = methods.named(method, ratio)
         if shows_thoughts:
             self.method = _reading_thoughts(self.method)
-        self.cascade = None if min_confidence is None else methods.cascade(self.method, min_confidence)
+        self.cascade = Cascade(self.method, fallback, min_confidence or 0.0) if fallback else None
         self.domain = Domain.load(DOMAIN_FILE) if workspace is None else None
 
     def check(self, question: str) -> str:

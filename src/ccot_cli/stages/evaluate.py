@@ -147,6 +147,7 @@ def run(
         progress.say("warning: the test problems are those of training; name others with data.test_source or --data")
     problems = problems_to_ask(methods, settings, settings.eval.limit, progress)
     loadable = methods.choose(names, ratios)
+    fallback = None if min_confidence is None else methods.fallback()
     if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
         raise UsageError(
             f"{len(problems):,} questions in batches of {settings.eval.batch_size} leave one alone, with no other"
@@ -155,7 +156,7 @@ def run(
         )
 
     def compare() -> tuple[EvalResult, list[dict[str, Any]]]:
-        to_measure = _load_each(methods, loadable, has_controls, min_confidence)
+        to_measure = _load_each(loadable, has_controls, fallback, min_confidence or 0.0)
         return _compare(methods, to_measure, problems, settings, progress)
 
     if workspace is None or not saves:
@@ -258,7 +259,7 @@ def measure(method: Method, problems: list[Problem], batch_size: int, progress: 
 
 
 def _load_each(
-    methods: Methods, loadable: Sequence[LoadableMethod], has_controls: bool, min_confidence: float | None
+    loadable: Sequence[LoadableMethod], has_controls: bool, fallback: Method | None, min_confidence: float
 ) -> Iterator[Method]:
     """Yield every method, loaded only when it is asked for, because loading one unloads the one before."""
     for each in loadable:
@@ -267,8 +268,8 @@ def _load_each(
             yield method
             continue
         yield replace(method, reads_thoughts=True)
-        if min_confidence is not None:
-            yield methods.cascade(method, min_confidence)
+        if fallback:
+            yield Cascade(method, fallback, min_confidence)
         if has_controls:
             yield from (replace(method, control=control) for control in CONTROLS)
 

@@ -14,7 +14,6 @@ from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.methods.calibration import Calibration
-from ccot_cli.models.methods.cascade import Cascade
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.loading import METHODS, fixed_ratio, load_method
 from ccot_cli.models.methods.method import Method, MethodInfo
@@ -214,24 +213,12 @@ class Methods:
                 f"{self.location} was filled from another model meanwhile", fix="run the same command again"
             )
 
-    def cascade(self, first: Method, min_confidence: float) -> Cascade:
-        """Let the written chain answer where a loaded method is not sure enough; both stay loaded.
+    def fallback(self) -> Method:
+        """Load the written chain for a `Cascade`, so that loading another method does not unload it.
 
-        Args:
-            min_confidence: 0 to 1.
-
-        Raises:
-            UsageError: if the method writes the chain itself.
+        Call it before one is loaded: it runs on a twin of θ, which would have that method's adapters attached.
         """
-        if first.ratio == 1:
-            raise UsageError(
-                f"--min-confidence lets the chain be written where a method is not sure, and {first.name} writes it"
-                " always",
-                fix="a --ratio below 1, or leave out --min-confidence",
-            )
-        # A chain that was trained has a ψ of its own.
-        others = replace(self, theta=self.theta.twin())
-        return Cascade(first, others.load(Decimal(1)), min_confidence)
+        return replace(self, theta=self.theta.twin()).load(Decimal(1))
 
     def _chain(self) -> ChainMethod:
         # θ's own chain belongs to no trained folder; in the package, its calibration lies beside them.

@@ -4,13 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from ccot_cli.errors import UsageError
 from ccot_cli.models.methods.calibration import Calibration
 from ccot_cli.models.methods.method import Method, Reply, Seconds
 
 
 @dataclass
 class Cascade:
-    """Asks `first`, and asks `fallback` again what `first` answered with too little confidence."""
+    """Asks `first`, and asks `fallback` again what `first` answered with too little confidence.
+
+    Raises:
+        UsageError: if the first method writes the whole chain, as the second one would.
+    """
 
     first: Method
     fallback: Method
@@ -18,6 +23,14 @@ class Cascade:
     """From 0, which never falls back, to 1. A lower confidence is too little."""
     calibration: Calibration | None = None
     """None: both methods have their own."""
+
+    def __post_init__(self) -> None:
+        if self.first.ratio == 1:
+            raise UsageError(
+                f"--min-confidence lets the chain be written where a method is not sure; {self.first.name} always"
+                " writes it",
+                fix="a --ratio below 1, or leave out --min-confidence",
+            )
 
     @property
     def name(self) -> str:
