@@ -1,7 +1,7 @@
 """A method answers questions: what all methods share, and the base class of those that decode an answer under ψ.
 
-A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`, and further files such as the stop
-classifier in `end.safetensors`. All methods decode greedily, in batches.
+A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`, `calibration.json` if its confidence is
+calibrated, and further files such as the stop classifier in `end.safetensors`. All methods decode greedily, in batches.
 
 Dimensions: B batch.
 """
