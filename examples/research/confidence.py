@@ -36,7 +36,6 @@ SEED = 2
 """Of the validation problems; confidence is calibrated on others."""
 LEVELS = (0.3, 0.5, 0.7, 0.9)
 """P."""
-BATCH_SIZE = 32
 
 
 @dataclass
@@ -131,7 +130,8 @@ def main(
         Path | None, typer.Argument(help="Problems that people wrote, as people.py chooses them.")
     ] = None,
     ratio: Annotated[str, typer.Option(help="Compression ratio r.")] = "0.3",
-    limit: Annotated[int, typer.Option(help="Most problems of a set.")] = 1000,
+    limit: Annotated[int, typer.Option(help="Most problems of a set.")] = 400,
+    batch_size: Annotated[int, typer.Option(help="Questions at a time.")] = 32,
     every: Annotated[int, typer.Option(help="Time every such batch.")] = 4,
     threads: Annotated[int | None, typer.Option(help="Threads of the CPU.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the figures as JSON.")] = None,
@@ -144,8 +144,8 @@ def main(
     for name, problems in load_sets(people, limit).items():
         asked = Asked()
         with progress.task(name, total=len(problems), unit="problems") as advance:
-            for number, start in enumerate(range(0, len(problems), BATCH_SIZE)):
-                batch = problems[start : start + BATCH_SIZE]
+            for number, start in enumerate(range(0, len(problems), batch_size)):
+                batch = problems[start : start + batch_size]
                 asked.ask(first, chain, batch, is_timed=number % every == 0)
                 advance(len(batch))
         for method, replies in ((first, asked.replies), (chain, asked.chains)):
@@ -157,7 +157,7 @@ def main(
         cascades += [[name, f"{level:g}", *asked.cascade(level).values()] for level in LEVELS]
         progress.say(f"{name}: {calibrations[-2:]} {cascades[-len(LEVELS) - 1 :]}")
     command = "python examples/research/confidence.py people.jsonl --threads 1 --output docs/data"
-    note = f"r = {ratio}; at most {limit:,} problems of a set; time of every {every}th batch of {BATCH_SIZE}"
+    note = f"r = {ratio}; at most {limit:,} problems of a set; time of every {every}th batch of {batch_size}"
     for file, columns, rows in (("confidence", COLUMNS, calibrations), ("cascade", CASCADE_COLUMNS, cascades)):
         print_table([list(columns), *([shown(each) for each in row] for row in rows)], align="<<" + ">" * 6)
         source = {"command": [command], "seeds": [0], "n": limit, "note": note, "recorded": "output of the command"}
