@@ -23,6 +23,7 @@ def result_of(question: str, model: Model = CCOT_MODEL) -> AskResult:
         seconds=0.25,
         truncated=False,
         confidence=0.5,
+        calibrated=False,
         model="fake",
         in_domain=True,
         text=question.upper(),

@@ -195,6 +195,11 @@ def test_every_shipped_ratio_answers_with_a_number(methods: Methods) -> None:
         assert seconds.total > 0
 
 
+def test_every_shipped_method_says_how_probable_its_answers_are(methods: Methods) -> None:
+    # After new adapters: examples/train_embedded.py --only calibration.
+    assert all(methods.load(ratio).calibration for ratio in methods.ratios)
+
+
 def test_the_card_shows_what_was_measured() -> None:
     metrics = json.loads((EMBEDDED_FOLDER / "metrics.json").read_text())
     card = (EMBEDDED_FOLDER / "README.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from examples.scripts import ROOT, script
 from ccot_cli.models.methods.loading import Traits
 from ccot_cli.models.methods.method import Reply
 from ccot_cli.stages.ask import AskResult
-from ccot_cli.stages.evaluate import EvalResult, EvalRow, Pair
+from ccot_cli.stages.evaluate import EvalResult, EvalRow, Fallback, Pair
 from ccot_cli.stages.statistics import Proportion
 from ccot_cli.stages.thoughts import CheckedThought, Verification
 
@@ -37,11 +37,12 @@ def test_the_page_of_fields_has_all_that_ask_and_eval_print() -> None:
         "outside",
         "prompt_tokens",
         "answer_tokens",
+        "is_unsure",
     }
     assert {name for name in printed if f"`{name}`" not in asked} == set()
     printed = {
         field.name
-        for kind in (EvalResult, EvalRow, Verification, Proportion, Pair, Traits, Reply)
+        for kind in (EvalResult, EvalRow, Fallback, Verification, Proportion, Pair, Traits, Reply)
         for field in fields(kind)
     }
     printed -= {"thoughts"}

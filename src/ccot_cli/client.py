@@ -34,6 +34,7 @@ class RemoteResult:
     answer: str
     text: str
     outside: str
+    is_unsure: bool
     fields: dict[str, Any]
     thoughts: None = None
     """A server does not read contemplation tokens."""
@@ -77,7 +78,8 @@ class RemoteAsker:
         reply = self._server.send("POST", "/v1/chat/completions", body)
         try:
             fields = dict(reply["ccot"])
-            return RemoteResult(fields["answer"], fields.pop("text"), fields.pop("outside"), fields)
+            text, outside, is_unsure = (fields.pop(name) for name in ("text", "outside", "is_unsure"))
+            return RemoteResult(fields["answer"], text, outside, is_unsure, fields)
         except (KeyError, TypeError, ValueError):
             raise self._server.is_another() from None
 

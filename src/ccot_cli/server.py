@@ -253,7 +253,12 @@ def _completion(model: Model, result: AskResult) -> dict[str, Any]:
             "total_tokens": result.prompt_tokens + result.contemplation_tokens + result.answer_tokens,
             "completion_tokens_details": {"reasoning_tokens": result.contemplation_tokens},
         },
-        "ccot": {**result.printed(), "text": result.text, "outside": result.outside},
+        "ccot": {
+            **result.printed(),
+            "text": result.text,
+            "outside": result.outside,
+            "is_unsure": result.is_unsure,
+        },
     }
 
 

@@ -5,9 +5,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.methods import method
 from ccot_cli.stages.ask import Asker, AskResult
 from cli.running import QUESTION, Output, output
 
@@ -29,10 +32,10 @@ def test_ask_in_json_tells_what_it_cost(trained: Path, capsys: Output) -> None:
     out, _ = output(capsys, "ask", QUESTION, "--format", "json")
     fields = json.loads(out)
     expected = {"answer", "method", "ratio", "contemplation_tokens", "seconds", "truncated"}
-    expected |= {"confidence", "model", "in_domain"}
+    expected |= {"confidence", "calibrated", "model", "in_domain"}
     assert fields.keys() == expected
     assert fields["contemplation_tokens"] >= 1
-    assert fields["in_domain"] is None
+    assert (fields["in_domain"], fields["calibrated"]) == (None, False)
 
 
 def test_every_line_of_input_gets_a_line_in_order(trained: Path, capsys: Output, tmp_path: Path) -> None:
@@ -148,7 +151,7 @@ def test_many_questions_get_one_warning_that_counts(
 ) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text("\n".join([*[json.dumps({"question": each}) for each in [KNOWN, *[UNKNOWN] * 40, KNOWN]], "x"]))
-    expected = "has not learned questions like 40 of these 42; its answers there are guesses"
+    expected = "40 of the model's 42 answers are guesses, because it has not learned such questions\n"
     out, err = output(capsys, "ask", "--input", str(path), code=2)
     assert [json.loads(line).get("in_domain") for line in out.splitlines()] == [True, *[False] * 40, True, None]
     assert err.count("warning:") == err.count(expected) == 1
@@ -267,3 +270,105 @@ def test_thoughts_of_a_method_that_has_none_are_refused(trained: Path, capsys: O
     assert out == ""
     assert "generates none" in err
     assert "--method ccot" in err
+
+
+def lines_of(capsys: Output, path: Path, *options: str) -> dict[object, dict[str, Any]]:
+    """Ask the questions of a file; return the fields by id, in the order of the output."""
+    out, _ = output(capsys, "ask", "--input", str(path), *options)
+    return {fields.pop("id"): fields for fields in map(json.loads, out.splitlines())}
+
+
+def costless(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what differs between one attempt and two, and round what depends on the batch."""
+    rest = {name: value for name, value in fields.items() if name not in ("seconds", "contemplation_tokens")}
+    return {**rest, "confidence": round(rest["confidence"], 4)}
+
+
+def test_the_chain_answers_what_the_method_is_not_sure_of_and_the_order_stays(
+    trained: Path, capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A random model is sure of nothing; this one is sure of answers by their tokens, and of some more than of others.
+    def made_up(theta: Theta, ids: list[int], *_: object) -> float:
+        return sum(ids) % 10 / 10
+
+    monkeypatch.setattr(method, "confidence", made_up)
+    path = tmp_path / "questions.jsonl"
+    questions = [QUESTION.replace("12", f"{number}") + " " * (number % 3) for number in range(40)]
+    path.write_text("".join(json.dumps({"id": f"q{n}", "question": each}) + "\n" for n, each in enumerate(questions)))
+    alone, chain = lines_of(capsys, path), lines_of(capsys, path, "--method", "cot")
+    assert len({fields["confidence"] for fields in alone.values()}) > 2
+    for least in ("0", "0.45", "1"):
+        found = lines_of(capsys, path, "--min-confidence", least)
+        assert list(found) == [f"q{number}" for number in range(40)]
+        is_unsure = {key: fields["confidence"] < float(least) for key, fields in alone.items()}
+        assert any(is_unsure.values()) == (least != "0")
+        assert all(is_unsure.values()) == (least == "1")
+        for key, fields in found.items():
+            first, second = alone[key], chain[key]
+            expected = second if is_unsure[key] else first
+            assert costless(fields) == costless(expected)
+            both = first["contemplation_tokens"] + second["contemplation_tokens"]
+            assert fields["contemplation_tokens"] == (both if is_unsure[key] else first["contemplation_tokens"])
+            assert ("chain" in fields, fields["method"]) == ((True, "cot") if is_unsure[key] else (False, "ccot"))
+
+
+def test_one_question_falls_back_too_and_a_chain_that_is_not_sure_is_a_guess(trained: Path, capsys: Output) -> None:
+    answer, silence = output(capsys, "ask", QUESTION)
+    written, chain = output(capsys, "ask", QUESTION, "--method", "cot")
+    assert output(capsys, "ask", QUESTION, "--min-confidence", "0") == (answer, silence)
+    out, err = output(capsys, "ask", QUESTION, "--min-confidence", "1")
+    assert out == written
+    assert err.endswith(chain)
+    warning = err.removesuffix(chain)
+    assert warning.startswith("warning: the model is not sure of a number (confidence 0.")
+    assert warning.endswith("); its answer is a guess\n")
+    path = Path("questions.txt")
+    path.write_text(json.dumps({"question": QUESTION}) + "\n" + json.dumps({"question": OTHER}))
+    out, err = output(capsys, "ask", "--input", str(path), "--format", "text", "--min-confidence", "1")
+    assert out.splitlines()[0] == written.rstrip("\n")
+    assert err.endswith("\nwarning: 2 of the model's 2 answers are guesses, because it is not sure\n")
+
+
+def test_thoughts_are_shown_of_the_answer_that_is_given(trained: Path, capsys: Output) -> None:
+    shown = [
+        json.loads(output(capsys, "ask", QUESTION, "--show-thoughts", "--format", "json", "--min-confidence", least)[0])
+        for least in ("0", "1")
+    ]
+    assert [("thoughts" in fields, "chain" in fields) for fields in shown] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--min-confidence", "1.01"], "a confidence lies between 0 and 1"),
+        (["--min-confidence=-0.1"], "a confidence lies between 0 and 1"),
+        (["--min-confidence", "nan"], "a confidence lies between 0 and 1"),
+        (["--min-confidence", "high"], "a confidence is a number like 0.5"),
+        (["--min-confidence", "0.5", "--method", "cot"], "cot always writes it"),
+        (["--min-confidence", "0.5", "--ratio", "1"], "cot always writes it"),
+        (["--min-confidence", "0.5", "--method", "zero-shot"], "zero-shot always writes it"),
+        (["--min-confidence", "0", "--server", "http://127.0.0.1:9"], "a server answers with one method alone"),
+    ],
+)
+def test_a_confidence_that_cannot_be_asked_for_is_exit_2(
+    trained: Path, capsys: Output, options: list[str], reason: str
+) -> None:
+    out, err = output(capsys, "ask", QUESTION, *options, code=2)
+    assert out == ""
+    assert reason in err
+
+
+def test_a_warning_of_a_guess_names_the_option_that_may_help(capsys: Output, tmp_path: Path) -> None:
+    hint = "; --min-confidence 0.5 would have the chain written\n"
+    _, err = output(capsys, "ask", KNOWN, "--ratio", "0")
+    assert err.startswith("warning: the model is not sure of a number (confidence 0.")
+    assert err.endswith(f"); its answer is a guess{hint}")
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f"{json.dumps({'question': KNOWN})}\n{json.dumps({'question': UNKNOWN})}\n")
+    _, err = output(capsys, "ask", "--input", str(path), "--ratio", "0")
+    assert err.endswith(f"because it has not learned such questions or it is not sure{hint}")
+    out, err = output(capsys, "ask", KNOWN, "--ratio", "0", "--min-confidence", "0.35", "--format", "json")
+    fields = json.loads(out)
+    assert (fields["answer"], fields["method"], fields["ratio"], fields["calibrated"]) == ("15", "cot", 1.0, True)
+    assert fields["confidence"] > 0.35
+    assert err == ""

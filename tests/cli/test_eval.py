@@ -139,3 +139,24 @@ def test_thoughts_are_measured_for_ccot_alone_and_printed_on_request(trained: Pa
     assert all((each["verified"] in (True, False)) == (each["method"] == "ccot") for each in predictions)
     assert not any("thoughts" in each for each in predictions)
     assert caption not in output(capsys, "eval", "--ratio", "0.1", "--no-save")[0]
+
+
+def test_a_cascade_has_a_row_of_its_own(trained: Path, capsys: Output) -> None:
+    options = ["--ratio", "0.1", "--ratio", "1", "--min-confidence", "1"]
+    found = json.loads(output(capsys, "eval", *options, "--format", "json")[0])
+    rows = {row["method"]: row for row in found["rows"]}
+    assert list(rows) == ["ccot", "ccot, then cot", "cot"]
+    _, both, chain = rows.values()
+    assert [row["fallback"] for row in rows.values()] == [None, {"min_confidence": 1.0, "share": 1.0}, None]
+    assert both["accuracy"] == chain["accuracy"]
+    counts = [row["contemplation_tokens_mean"] for row in rows.values()]
+    assert counts[1] == counts[0] + counts[2]
+    assert both["seconds_mean"] > 0
+    assert ("ccot, then cot", "ccot") in {(pair["method"], pair["than"]) for pair in found["pairs"]}
+    [path] = trained.glob("eval/*/predictions.jsonl")
+    predictions = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {each["method"] for each in predictions if each["is_fallback"]} == {"ccot, then cot"}
+    head, _, row, _ = output(capsys, "eval", *options, "--no-save")[0].splitlines()[1:5]
+    assert head.endswith("to chain")
+    assert row.endswith("100.0%")
+    assert "to chain" not in output(capsys, "eval", "--ratio", "0.1", "--no-save")[0]

@@ -81,13 +81,6 @@ def test_odd_texts_are_outside(shipped: Domain, question: str) -> None:
     assert shipped.outside(question)
 
 
-def test_a_reply_that_is_less_sure_than_the_record_demands_is_doubted(small: Domain) -> None:
-    assert small.doubt(0.0) == ""
-    strict = replace(small, least_confidence=0.5)
-    assert strict.doubt(0.5) == ""
-    assert strict.doubt(0.414) == "the model is not sure of a number (confidence 0.41)"
-
-
 def test_a_record_is_saved_and_loaded_and_does_not_depend_on_the_order(
     small: Domain, shipped: Domain, tmp_path: Path
 ) -> None:

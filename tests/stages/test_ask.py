@@ -45,6 +45,7 @@ class Replies:
     fixed: Reply
     name: str = "cot"
     ratio: Decimal = Decimal(1)
+    calibration: None = None
 
     def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
         return [self.fixed for _ in questions], Seconds(0, 0, 0)
@@ -63,7 +64,7 @@ def test_the_shipped_model_says_which_questions_it_has_learned(monkeypatch: pyte
     }
     for reason, reply in replies.items():
         monkeypatch.setattr(asker, "method", Replies(reply))
-        assert asker.ask(QUESTION).outside == reason
+        assert (asker.ask(QUESTION).outside, asker.ask(QUESTION).is_unsure) == (reason, False)
         assert asker.ask(QUESTION).in_domain == (not reason)
     monkeypatch.setattr(asker, "method", Replies(Reply("", " ", 3, 1, is_truncated=False, confidence=0.9)))
     assert asker.ask(QUESTION).outside == "there is no final answer"
@@ -72,4 +73,5 @@ def test_the_shipped_model_says_which_questions_it_has_learned(monkeypatch: pyte
     for confidence, reason in ((0.5, ""), (0.41, "the model is not sure of a number (confidence 0.41)")):
         reply = Reply("15", "#### 15", 9, 1, is_truncated=False, confidence=confidence)
         monkeypatch.setattr(asker, "method", Replies(reply))
-        assert asker.ask(QUESTION).outside == reason
+        found = asker.ask(QUESTION)
+        assert (found.outside, found.is_unsure, found.in_domain) == (reason, bool(reason), not reason)

@@ -23,7 +23,7 @@ from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.evaluate import Pair
 from ccot_cli.stages.methods import LoadableMethod
 from ccot_cli.stages.statistics import mcnemar, wilson
-from ccot_cli.stages.validation import accuracy_of
+from ccot_cli.stages.validation import validate_method
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
 from stages.runs import RATIO, MakeRun, Told
@@ -84,6 +84,8 @@ def test_a_row_says_what_was_answered_and_how_long_it_took() -> None:
     assert row.prefill_seconds_mean == pytest.approx(1.7 / 5)
     assert row.contemplation_seconds_mean == pytest.approx(2.65 / 5)
     assert row.answer_seconds_mean == pytest.approx(3.85 / 5)
+    # All are certain, and three of five are right.
+    assert (row.calibration_error, row.fallback) == (pytest.approx(0.4), None)
     assert (row.contemplation_tokens_mean, row.answer_tokens_mean, row.truncated_share) == (2.0, 2.0, 0.2)
 
 
@@ -96,7 +98,9 @@ def test_the_slowest_of_twenty_is_not_their_95th_percentile() -> None:
 
 def test_validation_counts_what_is_right() -> None:
     method = scripted()
-    assert accuracy_of(method, PROBLEMS, 2, Progress()) == (0.6, 2.0)
+    found = validate_method(method, PROBLEMS, 2, Progress())
+    assert (found.accuracy, found.mean_tokens) == (0.6, 2.0)
+    assert (found.scores, found.are_right) == ([1.0] * 5, [True, False, True, False, True])
 
 
 def test_methods_are_compared_with_answering_at_once_and_with_ccot_of_their_ratio(

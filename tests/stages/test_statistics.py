@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ccot_cli.stages.statistics import auroc, interval, mcnemar, paired_difference, student, wilson
+from ccot_cli.stages.statistics import auroc, calibration_error, interval, mcnemar, paired_difference, student, wilson
 
 
 def test_wilson_intervals_are_those_of_the_textbook() -> None:
@@ -51,6 +51,25 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order() -> None:
     right, wrong = ([s for s, label in zip(scores, labels, strict=True) if label == kind] for kind in (True, False))
     pairs = [(a > b) + 0.5 * (a == b) for a in right for b in wrong]
     assert auroc(scores, labels) == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_the_calibration_error_is_the_gap_between_confidence_and_share_bin_by_bin() -> None:
+    assert calibration_error([0.8] * 5, [True] * 4 + [False]) == pytest.approx(0)
+    assert calibration_error([0.9, 0.9, 0.2, 0.2], [True, False, False, False]) == pytest.approx((0.4 + 0.2) / 2)
+    assert calibration_error([1.0, 0.0], [False, True]) == 1
+    rng = random.Random(0)
+    scores = [*(rng.random() for _ in range(300)), 0.0, 1.0, 0.1, 0.3, 0.7]
+    labels = [rng.random() < score**2 for score in scores]
+    for num_bins in (1, 5, 10):
+        total = 0.0
+        for number in range(num_bins):
+            low, high = number / num_bins, (number + 1) / num_bins
+            # The last bin holds 1.
+            inside = [at for at, score in enumerate(scores) if low <= score < high or score == high == 1]
+            if inside:
+                confidence = sum(scores[at] for at in inside) / len(inside)
+                total += len(inside) / len(scores) * abs(confidence - sum(labels[at] for at in inside) / len(inside))
+        assert calibration_error(scores, labels, num_bins=num_bins) == pytest.approx(total)
 
 
 def test_the_interval_of_a_paired_difference_holds_the_truth_in_95_of_100_samples() -> None:

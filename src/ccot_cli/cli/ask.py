@@ -21,6 +21,7 @@ from ccot_cli.cli.options import (
     WorkspaceOption,
     announce_unpacking,
     method_option,
+    min_confidence_option,
     ratio_option,
     resolve_anywhere,
 )
@@ -75,6 +76,12 @@ def ask(
             rich_help_panel=WHAT,
         ),
     ] = False,
+    min_confidence: Annotated[
+        float | None,
+        min_confidence_option(
+            "Where an answer's confidence is below P, from 0 to 1, write the chain and give its answer instead."
+        ),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -101,6 +108,7 @@ def ask(
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --ratio 0.3
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --method cot
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
+    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --min-confidence 0.5
     ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     ccot problems --limit 20 --format json | ccot ask --input -
@@ -114,19 +122,26 @@ def ask(
     if show_thoughts and len(asked) != 1 and not is_json:
         raise UsageError("--show-thoughts of several questions is for JSON alone", fix="--format json")
     changes: dict[str, object] = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
+    if server and min_confidence is not None:
+        raise UsageError("a server answers with one method alone", fix="leave out --min-confidence, or --server ''")
     asker: AnyAsker = (
         _connect(server, [folder, *changes.values(), sets, show_thoughts], ratio, method)
         if server
-        else _load(folder, changes, sets, ratio, method, shows_thoughts=show_thoughts)
+        else _load(folder, changes, sets, ratio, method, shows_thoughts=show_thoughts, min_confidence=min_confidence)
     )
+    hint = "" if server or min_confidence is not None or asker.method.ratio == 1 else _HINT
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != asker.usual_ratio:
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {asker.usual_ratio:f}")
     if len(asked) == 1:
-        _answer_one(asker, asked[0][1].decode(), is_json=is_json)
+        _answer_one(asker, asked[0][1].decode(), hint, is_json=is_json)
     elif input is None:
-        _answer_lines(asker, groups, "stdin", _parse_text, is_json=is_json)
+        _answer_lines(asker, groups, "stdin", _parse_text, hint, is_json=is_json)
     else:
-        _answer_lines(asker, groups, input, _parse_json, is_json=is_json)
+        _answer_lines(asker, groups, input, _parse_json, hint, is_json=is_json)
+
+
+_HINT = "; --min-confidence 0.5 would have the chain written"
+"""For a warning that an answer is a guess."""
 
 
 def _load(
@@ -137,13 +152,14 @@ def _load(
     method: str,
     *,
     shows_thoughts: bool,
+    min_confidence: float | None,
 ) -> "Asker":
     workspace, settings, _ = resolve_anywhere(folder, changes, sets)
     announce_unpacking(settings.model.name)
     with loading(workspace.name if workspace else settings.model.name):
         from ccot_cli.stages.ask import Asker
 
-        return Asker(workspace, settings, ratio, method, shows_thoughts=shows_thoughts)
+        return Asker(workspace, settings, ratio, method, shows_thoughts=shows_thoughts, min_confidence=min_confidence)
 
 
 def _connect(server: str, local: Iterable[object], ratio: Decimal | None, method: str) -> "RemoteAsker":
@@ -162,10 +178,12 @@ def _connect(server: str, local: Iterable[object], ratio: Decimal | None, method
     return RemoteAsker(server, ratio, method)
 
 
-def _answer_one(asker: AnyAsker, question: str, *, is_json: bool) -> None:
+def _answer_one(asker: AnyAsker, question: str, hint: str, *, is_json: bool) -> None:
     """Print the answer to one question; a written chain and a warning go to stderr."""
     result = asker.ask(question)
-    if result.outside:
+    if result.is_unsure:
+        print_note(f"warning: {result.outside}; its answer is a guess{hint}")
+    elif result.outside:
         print_note(
             f"warning: the model in the package has not learned questions like this ({result.outside});"
             " its answer is a guess"
@@ -210,18 +228,19 @@ def _answer_lines(
     groups: Iterable[list[Line]],
     source: str,
     parse: Callable[[AnyAsker, bytes], ParsedLine],
+    hint: str,
     *,
     is_json: bool,
 ) -> None:
     """Print one JSON object, or the answer alone, for each line, in order.
 
     For a line that cannot be answered, its object says why; as text its line stays empty, and stderr says why. A
-    warning at the end counts the questions that are not in the model's domain.
+    warning at the end counts the answers that are guesses, and ends in `hint` if some are not sure enough.
 
     Raises:
         UsageError: after the last line, if one or more could not be answered.
     """
-    num_bad = num_outside = num_lines = 0
+    num_bad = num_guesses = num_unsure = num_lines = 0
     total = sum(map(len, groups)) if isinstance(groups, list) else None
     with TerminalProgress().task("answers", total=total, unit="questions") as advance:
         for group in groups:
@@ -239,17 +258,20 @@ def _answer_lines(
                     if not is_json:
                         print_note(f"line {number}: {result.message}")
                 else:
-                    num_outside += bool(result.outside)
+                    num_guesses += bool(result.outside)
+                    num_unsure += result.is_unsure
                     text, fields = result.answer, result.printed()
                 if is_json:
                     print_json({**line.echoed, **fields})
                 else:
                     print_line(text)
                 advance()
-    if num_outside:
+    if num_guesses:
+        reasons = {"it has not learned such questions": num_guesses > num_unsure, "it is not sure": num_unsure > 0}
+        why = " or ".join(reason for reason, is_given in reasons.items() if is_given)
         print_note(
-            "warning: the model in the package has not learned questions like"
-            f' {num_outside:,} of these {num_lines - num_bad:,}; its answers there are guesses ("in_domain" in JSON)'
+            f"warning: {num_guesses:,} of the model's {num_lines - num_bad:,} answers are guesses, because {why}"
+            f"{hint if num_unsure else ''}"
         )
     if num_bad:
         where = 'the output says why, under "error"' if is_json else "the lines above say why"

@@ -27,6 +27,7 @@ from ccot_cli.cli.options import (
     WorkspaceOption,
     announce_data,
     announce_unpacking,
+    min_confidence_option,
     resolve_anywhere,
     starting_with,
 )
@@ -73,6 +74,10 @@ def evaluate(
             rich_help_panel=WHAT,
         ),
     ] = False,
+    min_confidence: Annotated[
+        float | None,
+        min_confidence_option("Also measure ccot with the chain written where its confidence is below P, from 0 to 1."),
+    ] = None,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -123,6 +128,7 @@ def evaluate(
     ccot eval --limit 500
     ccot eval --ratio 0.1 --controls
     ccot eval --methods ccot --thoughts
+    ccot eval --ratio 0.3 --min-confidence 0.5
     ccot eval --methods all --format latex --plot frontier.svg
     ccot eval --steps 9 10
     ccot eval --compare 2026-01-31-1 2026-01-31-2
@@ -159,6 +165,7 @@ def evaluate(
         ratios=ratio or (),
         names=names,
         has_controls=controls,
+        min_confidence=min_confidence,
         overrides=overrides,
         saves=save,
         progress=TerminalProgress(),

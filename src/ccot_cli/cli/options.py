@@ -46,6 +46,21 @@ def read_ratio(text: str) -> Decimal:
         raise typer.BadParameter(str(error)) from None
 
 
+def read_confidence(text: str) -> float:
+    """Read a confidence from the command line.
+
+    Raises:
+        typer.BadParameter: if it is no number from 0 to 1.
+    """
+    try:
+        confidence = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"a confidence is a number like 0.5, not {text!r}") from None
+    if not 0 <= confidence <= 1:
+        raise typer.BadParameter(f"a confidence lies between 0 and 1, not at {text}")
+    return confidence
+
+
 def starting_with(names: Sequence[str]) -> Callable[[str], list[str]]:
     """Make a function that completes the beginning of a name, for the shell."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
@@ -98,6 +113,11 @@ def _ratios_option(default: str) -> Any:
 def method_option(text: str) -> Any:
     """Make the option of a command that takes a single method by its name."""
     return typer.Option(metavar="NAME", autocompletion=starting_with(METHOD_NAMES), help=text, rich_help_panel=WHAT)
+
+
+def min_confidence_option(text: str) -> Any:
+    """Make the option that lets the chain be written where a method is not sure."""
+    return typer.Option("--min-confidence", parser=read_confidence, metavar="P", help=text, rich_help_panel=WHAT)
 
 
 RatioOption = Annotated[list[Decimal] | None, _ratios_option("those of ccot.yaml")]

@@ -30,6 +30,7 @@ def tables_of(result: dict[str, Any], *, has_thoughts: bool = False) -> list[Tab
 def _accuracy(result: dict[str, Any]) -> Table:
     rows = result["rows"]
     chain = next((row["seconds_mean"] for row in rows if row["method"] == "cot"), None)
+    has_fallback = any(row.get("fallback") for row in rows)
     to_direct = {(pair["method"], pair["ratio"]): pair["p"] for pair in result["pairs"] if pair["than"] == "direct"}
     caption = f"{subject(result)}, batches of {result['batch_size']}, {result['device']}"
     figures = ("tokens", "exact match", "95 % interval", "p to r=0", "s/question", "p95 batch", "× chain", "capped")
@@ -45,10 +46,12 @@ def _accuracy(result: dict[str, Any]) -> Table:
             f"{row['seconds_p95']:.4f}",
             "" if chain is None else f"{row['seconds_mean'] / chain:.2f}",
             f"{row['truncated_share']:.1%}",
+            *([f"{row['fallback']['share']:.1%}" if row["fallback"] else ""] if has_fallback else []),
         )
         for row in rows
     ]
-    return Table(caption, "<" + ">" * 9, ("method", "r", *figures), cells)
+    head = ("method", "r", *figures, *(["to chain"] if has_fallback else []))
+    return Table(caption, "<" + ">" * (len(head) - 1), head, cells)
 
 
 def _by_steps(result: dict[str, Any]) -> Table:
@@ -74,12 +77,17 @@ def _traits(result: dict[str, Any]) -> Table:
 def _thoughts(result: dict[str, Any]) -> Table:
     figures = ("verified_right", "verified_wrong", "auroc_confidence", "auroc_number", "auroc_verified")
     cells = [
-        (row["method"], f"{row['ratio']:g}", *(_three_digits(row["verification"][figure]) for figure in figures))
+        (
+            row["method"],
+            f"{row['ratio']:g}",
+            *(_three_digits(row["verification"][figure]) for figure in figures),
+            _three_digits(row["calibration_error"]),
+        )
         for row in result["rows"]
         if row["verification"]
     ]
-    head = ("method", "r", "of right", "of wrong", "AUROC confidence", "number", "verified")
-    return Table("Verified answers, and what tells right answers from wrong ones", "<" + ">" * 6, head, cells)
+    head = ("method", "r", "of right", "of wrong", "AUROC confidence", "number", "verified", "ECE")
+    return Table("Verified answers, and what tells right answers from wrong ones", "<" + ">" * 7, head, cells)
 
 
 def _three_digits(figure: float | None) -> str:

@@ -72,11 +72,6 @@ class Domain:
             or self._strange_language(question)
         )
 
-    def doubt(self, confidence: float) -> str:
-        """Say that a reply is not sure enough; return an empty text if it is."""
-        is_sure = self.least_confidence is None or confidence >= self.least_confidence
-        return "" if is_sure else f"the model is not sure of a number (confidence {confidence:.2f})"
-
     def _unknown_numbers(self, question: Question) -> str:
         if not question.num_numbers:
             return "there is no number in it"
@@ -135,6 +130,11 @@ class Domain:
         """Read what `save` wrote."""
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{**value, "bigrams": Bigrams(**value["bigrams"]), "known": frozenset(value["known"])})
+
+
+def doubt(confidence: float) -> str:
+    """Say that a reply is not sure enough."""
+    return f"the model is not sure of a number (confidence {confidence:.2f})"
 
 
 def _least_score(question: Question) -> float:

@@ -7,9 +7,10 @@ from decimal import Decimal
 from typing import Any
 
 from ccot_cli.config import Settings
-from ccot_cli.data.domain import Domain
+from ccot_cli.data.domain import Domain, doubt
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from ccot_cli.models.methods.cascade import Cascade
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
@@ -35,10 +36,12 @@ class AskResult:
     truncated: bool
     """Whether a cap on tokens cut it short."""
     confidence: float
-    """The least probability that the model gave to a number's token in the answer, or in the chain if one was written.
+    """The probability that the answer is right, if that was calibrated on validation problems.
 
-    0 if there is no number.
+    Else the least probability that the model gave to a number's token in the answer, or in the chain if one was
+    written. 0 if there is no number.
     """
+    calibrated: bool
     model: str
     text: str
     """All decoded text: the answer, and at r = 1 the explicit chain before it."""
@@ -48,19 +51,21 @@ class AskResult:
     None if it has no record of them.
     """
     outside: str
-    """Why it is not in the domain; else empty."""
+    """Why it is a guess: it is not in the domain, or even the chain is not sure enough; else empty."""
     chain: str | None
     """The text again, if the method writes a chain; else None."""
     prompt_tokens: int
     answer_tokens: int
+    is_unsure: bool = False
+    """Whether it is a guess for its low confidence alone."""
     thoughts: list[CheckedThought] | None = None
-    """What each contemplation token says; None if that was not asked for."""
+    """What each contemplation token says; None if that was not asked for, or another method answered."""
     verified: bool | None = None
     """Whether the answer is the last verified number of the thoughts; None without thoughts."""
 
     def printed(self) -> dict[str, Any]:
         """Return what `--format json` prints."""
-        hidden = {"text", "outside", "prompt_tokens", "answer_tokens"}
+        hidden = {"text", "outside", "prompt_tokens", "answer_tokens", "is_unsure"}
         hidden.update(name for name in ("chain", "thoughts", "verified") if getattr(self, name) is None)
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
@@ -84,11 +89,13 @@ class Asker:
         method: str = CCOT,
         *,
         shows_thoughts: bool = False,
+        min_confidence: float | None = None,
         methods: Methods | None = None,
     ) -> None:
         """Load a method.
 
         Args:
+            min_confidence: Where an answer has less, from 0 to 1, write the chain and give its answer instead.
             methods: The workspace's methods, if they were found already; loading unloads another of them.
         """
         if methods is None:
@@ -97,9 +104,11 @@ class Asker:
         self.model = methods.theta.name
         self.theta = methods.theta
         self.usual_ratio = methods.usual_ratio
+        fallback = None if min_confidence is None else methods.fallback()
         self.method: Method = methods.named(method, ratio)
         if shows_thoughts:
             self.method = _reading_thoughts(self.method)
+        self.cascade = Cascade(self.method, fallback, min_confidence or 0.0) if fallback else None
         self.domain = Domain.load(DOMAIN_FILE) if workspace is None else None
 
     def check(self, question: str) -> str:
@@ -149,28 +158,31 @@ class Asker:
 
     def _answer_batch(self, questions: Sequence[str]) -> list[AskResult]:
         started = time.perf_counter()
-        replies, _ = reply_in_parts(self.method, questions)
+        replies, _ = reply_in_parts(self.cascade or self.method, questions)
         seconds = (time.perf_counter() - started) / len(questions)
         return [self._result(*each, seconds) for each in zip(questions, replies, strict=True)]
 
     def _result(self, question: str, reply: Reply, seconds: float) -> AskResult:
-        outside = self._outside(question, reply)
+        method = self.cascade.fallback if self.cascade and reply.is_fallback else self.method
+        outside, is_unsure = self._outside(question, reply), self._is_unsure(reply)
         checked = None if reply.thoughts is None else check_thoughts(question, reply)
         return AskResult(
             answer=" ".join(reply.answer.split()),
-            method=self.method.name,
-            ratio=float(self.method.ratio),
+            method=method.name,
+            ratio=float(method.ratio),
             contemplation_tokens=reply.num_contemplation,
             seconds=seconds,
             truncated=reply.is_truncated,
             confidence=reply.confidence,
+            calibrated=method.calibration is not None,
             model=self.model,
             text=reply.text.strip(),
-            in_domain=None if self.domain is None else not outside,
-            outside=outside,
-            chain=reply.text.strip() if isinstance(self.method, ChainMethod) else None,
+            in_domain=None if self.domain is None else not (outside or is_unsure),
+            outside=outside or (doubt(reply.confidence) if is_unsure else ""),
+            chain=reply.text.strip() if isinstance(method, ChainMethod) else None,
             prompt_tokens=len(self.theta.encoder.query(question)),
             answer_tokens=reply.num_answer,
+            is_unsure=is_unsure and not outside,
             thoughts=checked and checked.thoughts,
             verified=checked and checked.is_answer_verified,
         )
@@ -184,9 +196,13 @@ class Asker:
         if reply.is_truncated:
             return "the answer did not come to an end"
         # A chain may end without `####`; its last number is then taken for the answer.
-        if not reply.answer or not reply.num_answer:
-            return "there is no final answer"
-        return self.domain.doubt(reply.confidence)
+        return "" if reply.answer and reply.num_answer else "there is no final answer"
+
+    def _is_unsure(self, reply: Reply) -> bool:
+        """Tell whether the confidence is below what was asked for, or below what the record asks for."""
+        asked = self.cascade.min_confidence if self.cascade else 0.0
+        recorded = self.domain.least_confidence if self.domain else None
+        return reply.confidence < max(asked, recorded or 0.0)
 
 
 def _reading_thoughts(method: Method) -> CcotMethod:

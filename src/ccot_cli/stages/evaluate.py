@@ -4,7 +4,7 @@ import json
 import platform
 import shutil
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -21,6 +21,7 @@ from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.data.rows import names_file
 from ccot_cli.errors import UsageError
 from ccot_cli.files import PART, commit, write_json
+from ccot_cli.models.methods.cascade import Cascade
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
@@ -29,13 +30,22 @@ from ccot_cli.names import CCOT, EMBEDDED, EVAL
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building
 from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
-from ccot_cli.stages.statistics import Proportion, mcnemar, wilson
+from ccot_cli.stages.statistics import Proportion, calibration_error, mcnemar, wilson
 from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, verification
 from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.upkeep import drop_begun
 from ccot_cli.workspace.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """What a cascade left to its second method."""
+
+    min_confidence: float
+    share: float
+    """Of the problems, those whose first answer was less sure."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,10 @@ class EvalRow:
     truncated_share: float
     by_steps: dict[str, Proportion]
     """Accuracy by number of reasoning steps."""
+    calibration_error: float
+    """Expected calibration error of `confidence`: 0 if it is the share of right answers."""
+    fallback: Fallback | None = None
+    """Of a cascade; else None."""
     verification: Verification | None = None
     """What the contemplation tokens say of the answers; None for other methods than CCoT, and for its controls."""
 
@@ -107,6 +121,7 @@ def run(
     ratios: Sequence[Decimal] = (),
     names: Sequence[str] = (),
     has_controls: bool = False,
+    min_confidence: float | None = None,
     overrides: Sequence[str] = (),
     saves: bool = True,
     progress: Progress,
@@ -117,6 +132,7 @@ def run(
         workspace: None evaluates the embedded model, and saves nothing.
         names: `ccot`, a baseline's name, `zero-shot`, `few-shot`, or `all`.
         has_controls: Evaluate CCoT with replaced contemplation tokens too, to see what the tokens carry.
+        min_confidence: Evaluate CCoT also with the chain where its confidence is lower, from 0 to 1.
         saves: Save the result in the workspace.
 
     Raises:
@@ -131,6 +147,7 @@ def run(
         progress.say("warning: the test problems are those of training; name others with data.test_source or --data")
     problems = problems_to_ask(methods, settings, settings.eval.limit, progress)
     loadable = methods.choose(names, ratios)
+    fallback = None if min_confidence is None else methods.fallback()
     if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
         raise UsageError(
             f"{len(problems):,} questions in batches of {settings.eval.batch_size} leave one alone, with no other"
@@ -139,7 +156,8 @@ def run(
         )
 
     def compare() -> tuple[EvalResult, list[dict[str, Any]]]:
-        return _compare(methods, loadable, problems, settings, has_controls=has_controls, progress=progress)
+        to_measure = _load_each(loadable, has_controls, fallback, min_confidence or 0.0)
+        return _compare(methods, to_measure, problems, settings, progress)
 
     if workspace is None or not saves:
         return compare()[0]
@@ -187,16 +205,14 @@ def problems_to_ask(methods: Methods, settings: Settings, limit: int | None, pro
 
 def _compare(
     methods: Methods,
-    loadable: Sequence[LoadableMethod],
+    to_measure: Iterable[Method],
     problems: list[Problem],
     settings: Settings,
-    *,
-    has_controls: bool,
     progress: Progress,
 ) -> tuple[EvalResult, list[dict[str, Any]]]:
     """Measure every method, one after the other; return the table and all predictions."""
     rows, predictions, are_right = [], [], []
-    for method in _load_each(loadable, has_controls):
+    for method in to_measure:
         measured = measure(method, problems, settings.eval.batch_size, progress)
         are_right.append(measured.are_right)
         checked = _check_each(problems, measured.replies)
@@ -242,7 +258,9 @@ def measure(method: Method, problems: list[Problem], batch_size: int, progress: 
     return Measurement(_row(method, problems, replies, seconds, are_right), replies, are_right)
 
 
-def _load_each(loadable: Sequence[LoadableMethod], has_controls: bool) -> Iterator[Method]:
+def _load_each(
+    loadable: Sequence[LoadableMethod], has_controls: bool, fallback: Method | None, min_confidence: float
+) -> Iterator[Method]:
     """Yield every method, loaded only when it is asked for, because loading one unloads the one before."""
     for each in loadable:
         method = each.load()
@@ -250,6 +268,8 @@ def _load_each(loadable: Sequence[LoadableMethod], has_controls: bool) -> Iterat
             yield method
             continue
         yield replace(method, reads_thoughts=True)
+        if fallback:
+            yield Cascade(method, fallback, min_confidence)
         if has_controls:
             yield from (replace(method, control=control) for control in CONTROLS)
 
@@ -320,8 +340,16 @@ def _row(
         contemplation_tokens_mean=sum(reply.num_contemplation for reply in replies) / n,
         answer_tokens_mean=sum(reply.num_answer for reply in replies) / n,
         truncated_share=sum(reply.is_truncated for reply in replies) / n,
+        calibration_error=calibration_error([reply.confidence for reply in replies], are_right),
+        fallback=_fallback(method, replies),
         by_steps={str(steps): wilson(sum(right), len(right)) for steps, right in sorted(right_by_steps.items())},
     )
+
+
+def _fallback(method: Method, replies: list[Reply]) -> Fallback | None:
+    if not isinstance(method, Cascade):
+        return None
+    return Fallback(method.min_confidence, statistics.fmean(reply.is_fallback for reply in replies))
 
 
 def _prediction(

@@ -1,7 +1,7 @@
 """Find the trained methods of a workspace, or those of the embedded model, and load them."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from ccot_cli.errors import BusyError, CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.base.theta import Theta, load_theta
+from ccot_cli.models.methods.calibration import Calibration
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.loading import METHODS, fixed_ratio, load_method
 from ccot_cli.models.methods.method import Method, MethodInfo
@@ -212,8 +213,17 @@ class Methods:
                 f"{self.location} was filled from another model meanwhile", fix="run the same command again"
             )
 
+    def fallback(self) -> Method:
+        """Load the written chain for a `Cascade`, so that loading another method does not unload it.
+
+        Call it before one is loaded: it runs on a twin of θ, which would have that method's adapters attached.
+        """
+        return replace(self, theta=self.theta.twin()).load(Decimal(1))
+
     def _chain(self) -> ChainMethod:
-        return ChainMethod(self._adapters, self.settings.decoding.max_chain_tokens)
+        # θ's own chain belongs to no trained folder; in the package, its calibration lies beside them.
+        calibration = None if self.workspace else Calibration.load(METHODS_FOLDER)
+        return ChainMethod(self._adapters, self.settings.decoding.max_chain_tokens, calibration=calibration)
 
     def _prompted(self, name: PromptingName) -> Method:
         return prompted(self._chain(), name, self._shots() if name == "few-shot" else ())

@@ -57,6 +57,18 @@ def auroc(scores: Sequence[float], are_positive: Sequence[bool]) -> float | None
     return (rank_sum - num_positive * (num_positive + 1) / 2) / num_pairs
 
 
+def calibration_error(confidences: Sequence[float], are_right: Sequence[bool], *, num_bins: int = 10) -> float:
+    """Compute the expected calibration error: how far confidence is from the share of right answers.
+
+    It is the mean over equally wide bins of confidence, weighted by their answers, of the difference between the mean
+    confidence and the share of right answers (Naeini et al., 2015).
+    """
+    gaps = [0.0] * num_bins
+    for confidence, is_right in zip(confidences, are_right, strict=True):
+        gaps[min(int(confidence * num_bins), num_bins - 1)] += confidence - is_right
+    return sum(map(abs, gaps)) / len(confidences)
+
+
 def paired_difference(wins: int, losses: int, n: int) -> tuple[float, float]:
     """Compute the 95 % interval of the difference of two accuracies on the same n problems.
 

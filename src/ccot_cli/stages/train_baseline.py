@@ -22,7 +22,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.methods import baseline_key
 from ccot_cli.stages.problems import read_problems
-from ccot_cli.stages.validation import MOST_JUDGED, caps, changed_figures, validate
+from ccot_cli.stages.validation import MOST_JUDGED, calibrate, caps, changed_figures, validate
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
@@ -124,7 +124,8 @@ def _train(
     adapters.save(PSI, build.folder)
     recipe.save(build.folder)
     MethodInfo(recipe.name, f"{ratio:f}", num_tokens=recipe.num_tokens(setup)).save(build.folder)
-    accuracy, mean_tokens = validate(adapters, build.folder, held_out, settings, progress)
+    measured = validate(adapters, build.folder, held_out, settings, progress)
+    calibrate(measured, build.folder, progress)
     return TrainBaselineResult(
         method=name,
         ratio=float(ratio),
@@ -132,7 +133,7 @@ def _train(
         kept_step=trained.kept_step,
         train_loss=trained.loss,
         num_validation=len(held_out),
-        validation_accuracy=accuracy,
-        mean_tokens=mean_tokens,
+        validation_accuracy=measured.accuracy,
+        mean_tokens=measured.mean_tokens,
         decoding=caps(settings),
     )

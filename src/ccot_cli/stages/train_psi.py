@@ -31,7 +31,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.query_cache import open_queries
-from ccot_cli.stages.validation import MOST_JUDGED, accuracy_of, caps, changed_figures
+from ccot_cli.stages.validation import MOST_JUDGED, calibrate, caps, changed_figures, validate_method
 from ccot_cli.tensors.probes import fit_logistic
 from ccot_cli.tensors.select import num_kept
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
@@ -189,7 +189,7 @@ class _Job:
         return 2 * self.settings.train_psi.batch_size
 
     def train(self, build: Build) -> TrainPsiResult:
-        """Train ψ, then fit the draft and END with ψ frozen, then measure the method on the validation problems."""
+        """Train ψ, then fit the draft and END with ψ frozen, then measure and calibrate on validation problems."""
         config = self.settings.train_psi
         queries = self._queries(self.train_examples)
         context, examples = self._context(queries)
@@ -221,7 +221,8 @@ class _Job:
         end = fit_end(fit_logistic(*states.end_data).stricter(config.end_threshold), states.lower, states.last)
         end.save(build.folder)
         method = CcotMethod(self.adapters, info, self.settings.decoding, end, draft)
-        accuracy, mean_tokens = accuracy_of(method, self.held_out, self.settings.eval.batch_size, self.progress)
+        measured = validate_method(method, self.held_out, self.settings.eval.batch_size, self.progress)
+        calibrate(measured, build.folder, self.progress)
         report = judge_end(end, *held_out_states.end_data)
         return TrainPsiResult(
             ratio=float(self.ratio),
@@ -229,8 +230,8 @@ class _Job:
             kept_step=trained.kept_step,
             train_loss=trained.loss,
             num_validation=len(self.held_out),
-            validation_accuracy=accuracy,
-            mean_tokens=mean_tokens,
+            validation_accuracy=measured.accuracy,
+            mean_tokens=measured.mean_tokens,
             target_tokens=sum(each.num_tokens for each in self.held_out_examples) / len(self.held_out),
             end={**asdict(report), "accuracy": report.accuracy},
             draft=draft.accuracy,

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from ccot_cli import ranks
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.methods.calibration import LEAST_OF_EACH, Calibration
 from ccot_cli.models.methods.gold import GoldMethod
 from ccot_cli.models.methods.loading import load_method
 from ccot_cli.models.methods.method import Method, Reply, Seconds, reply_in_parts
@@ -47,33 +48,59 @@ def changed_figures(
     adapters = Adapters(load_matching_theta(settings, source))
     held_out = [item.problem for item in read_problems(source) if item.is_validation]
 
-    def measure(ready: Artifact | None) -> tuple[float, float]:
+    def measure(ready: Artifact | None) -> Validated:
         ready = ready or workspace.require(spec.stage, spec.key)
         ready.check()
         return validate(adapters, ready.folder, held_out, settings, progress)
 
-    accuracy, mean_tokens = read_whole(workspace.folder(spec.stage, spec.key), measure)
-    return {"validation_accuracy": accuracy, "mean_tokens": mean_tokens, "decoding": caps(settings)}
+    found = read_whole(workspace.folder(spec.stage, spec.key), measure)
+    return {"validation_accuracy": found.accuracy, "mean_tokens": found.mean_tokens, "decoding": caps(settings)}
+
+
+class Validated(NamedTuple):
+    """How a method did on the validation problems."""
+
+    scores: list[float]
+    """Confidence of each reply; before calibration, if the method has none."""
+    are_right: list[bool]
+    mean_tokens: float
+    """Mean number of tokens between query and answer."""
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(self.are_right)
 
 
 def validate(
     adapters: Adapters, folder: Path, problems: Sequence[Problem], settings: Settings, progress: Progress
-) -> tuple[float, float]:
-    """Measure the method in a folder: accuracy, and mean number of tokens between query and answer."""
+) -> Validated:
+    """Measure the method in a folder, without its calibration."""
     method = load_method(adapters, folder, settings.decoding)
-    return accuracy_of(method, problems, settings.eval.batch_size, progress)
+    method.calibration = None
+    return validate_method(method, problems, settings.eval.batch_size, progress)
 
 
-def accuracy_of(
-    method: Method, problems: Sequence[Problem], batch_size: int, progress: Progress
-) -> tuple[float, float]:
-    """Measure a method: accuracy, and mean number of tokens between query and answer."""
+def validate_method(method: Method, problems: Sequence[Problem], batch_size: int, progress: Progress) -> Validated:
+    """Ask a method the validation problems."""
     marks: list[bool] = []
-    num_tokens = 0
-    for batch, replies, _ in ask(method, problems, batch_size, "validation", progress):
-        marks += map(is_right, batch, replies)
-        num_tokens += sum(reply.num_contemplation for reply in replies)
-    return fmean(marks), num_tokens / len(problems)
+    replies: list[Reply] = []
+    for batch, batch_replies, _ in ask(method, problems, batch_size, "validation", progress):
+        marks += map(is_right, batch, batch_replies)
+        replies += batch_replies
+    mean_tokens = fmean(reply.num_contemplation for reply in replies)
+    return Validated([reply.confidence for reply in replies], marks, mean_tokens)
+
+
+def calibrate(found: Validated, folder: Path, progress: Progress) -> None:
+    """Fit what makes the confidence of a method a probability, and write it into its folder; say so if that fails."""
+    calibration = Calibration.fit(found.scores, found.are_right)
+    if calibration is not None:
+        calibration.save(folder)
+        return
+    progress.say(
+        f"confidence is not calibrated: of {len(found.scores):,} validation answers {sum(found.are_right):,} are right;"
+        f" at least {LEAST_OF_EACH} have to be right, {LEAST_OF_EACH} wrong, and the right ones surer"
+    )
 
 
 def ask(

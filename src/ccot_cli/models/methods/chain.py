@@ -18,6 +18,7 @@ from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.methods.calibration import Calibration
 from ccot_cli.models.methods.method import Clock, MethodInfo, Reply, Seconds, confidence
 
 
@@ -34,6 +35,7 @@ class ChainMethod:
     """Latent tokens between query and text; 0 unless a subclass implements `think`."""
     is_done: Callable[[list[int]], bool] | None = None
     """Whether a row that has written these ids ends there, for a model that would go on."""
+    calibration: Calibration | None = None
 
     @classmethod
     def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "ChainMethod":
@@ -100,5 +102,5 @@ class ChainMethod:
             num_contemplation=num_thoughts + num_chain,
             num_answer=max(0, len(ids) - num_chain - len(marker)),
             is_truncated=is_capped,
-            confidence=confidence(self.theta, ids, chances),
+            confidence=confidence(self.theta, ids, chances, self.calibration),
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from ccot_cli.config import DecodingConfig
 from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.models.base.adapters import PSI, Adapters
+from ccot_cli.models.methods.calibration import Calibration
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.coconut import CoconutMethod
@@ -100,4 +101,6 @@ def load_method(adapters: Adapters, folder: Path, decoding: DecodingConfig) -> M
     if info.name not in METHODS:
         raise CorruptError(f"{folder / METHOD_FILE} names a method that ccot does not know", fix=retrain_hint(folder))
     adapters.load(PSI, folder / PSI)
-    return METHODS[info.name].load(adapters, info, decoding, folder)
+    method = METHODS[info.name].load(adapters, info, decoding, folder)
+    method.calibration = Calibration.load(folder)
+    return method

@@ -1,7 +1,7 @@
 """A method answers questions: what all methods share, and the base class of those that decode an answer under ψ.
 
-A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`, and further files such as the stop
-classifier in `end.safetensors`. All methods decode greedily, in batches.
+A trained method is a folder: `method.json`, PEFT adapters in `phi/` and `psi/`, `calibration.json` if its confidence is
+calibrated, and further files such as the stop classifier in `end.safetensors`. All methods decode greedily, in batches.
 
 Dimensions: B batch.
 """
@@ -29,6 +29,7 @@ from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.thoughts import Thought
+from ccot_cli.models.methods.calibration import Calibration
 from ccot_cli.names import MethodName, parse_ratio
 
 METHOD_FILE = "method.json"
@@ -49,9 +50,14 @@ class Reply:
     is_truncated: bool
     """True if a cap ended the contemplation or the text."""
     confidence: float = field(compare=False)
-    """The least probability that the model gave to a token with a digit; 0 if there is none."""
+    """How probable it is that the answer is right, if the method is calibrated.
+
+    Else the least probability that the model gave to a token with a digit. 0 if there is no such token.
+    """
     thoughts: list[Thought] | None = field(default=None, compare=False)
     """What the contemplation tokens say; None if they were not to be read."""
+    is_fallback: bool = False
+    """Whether the second method of a cascade gave it."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +78,24 @@ class Seconds:
         )
 
 
-def confidence(theta: Theta, ids: Sequence[int], chances: Sequence[float]) -> float:
-    """Return the least probability of a token with a digit: wording may vary, numbers may not. 0 if there is none."""
+def confidence(
+    theta: Theta, ids: Sequence[int], chances: Sequence[float], calibration: Calibration | None = None
+) -> float:
+    """Return the least probability of a token with a digit, calibrated: wording may vary, numbers may not.
+
+    Returns:
+        0 if there is no such token.
+    """
     pairs = zip(ids, chances, strict=True)
-    return min((chance for token, chance in pairs if theta.encoder.has_digit(token)), default=0.0)
+    score = min((chance for token, chance in pairs if theta.encoder.has_digit(token)), default=0.0)
+    return score if calibration is None else calibration(score)
 
 
 class Method(Protocol):
     """Answers questions."""
+
+    calibration: Calibration | None
+    """What makes its confidence a probability; None if that was not fitted."""
 
     @property
     def name(self) -> str: ...
@@ -189,6 +205,7 @@ class AnswerMethod(ABC):
     adapters: Adapters
     info: MethodInfo
     decoding: DecodingConfig
+    calibration: Calibration | None = field(default=None, kw_only=True)
 
     @property
     def theta(self) -> Theta:
@@ -238,7 +255,7 @@ class AnswerMethod(ABC):
                 num_contemplation=count,
                 num_answer=len(ids),
                 is_truncated=is_contemplation_capped or is_text_capped,
-                confidence=confidence(self.theta, ids, chances),
+                confidence=confidence(self.theta, ids, chances, self.calibration),
                 thoughts=row_thoughts,
             )
             for ids, chances, decoded, count, is_contemplation_capped, is_text_capped, row_thoughts in zip(
