@@ -27,8 +27,9 @@ from ccot_cli.data.domain import Domain
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
+from ccot_cli.models.base.adapters import PHI
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
-from ccot_cli.names import TRAIN_BASELINE, TRAIN_PSI, BaselineName, ratio_name
+from ccot_cli.names import TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.overrides import override
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE
@@ -38,8 +39,9 @@ from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
-PROBLEMS_FILE = BUILD_FOLDER / "problems.jsonl"
-NUM_PROBLEMS = 50_500
+PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 50_500
+FRESH_FILE, NUM_FRESH, NUM_DRAWN = BUILD_FOLDER / "fresh.jsonl", 30_500, 80_500
+"""Problems that φ has not seen; the first ones of so many that are drawn, so that few of them are people's."""
 NUM_DOMAIN_PROBLEMS = 50_000
 LEAST_CONFIDENCE = 0.3
 """Below this calibrated confidence an answer is called a guess.
@@ -48,7 +50,7 @@ At r = 0.3, 0.09 of the 1,698 less confident answers to 3,244 validation, unseen
 """
 STEPS = (1, 6)
 """Reasoning steps of the problems that the methods learn from; θ itself solves hardly any longer one."""
-GENERATOR_SEED = 10_000_000
+GENERATOR_SEED, FRESH_SEED = 10_000_000, 20_000_000
 """θ learned from other problems."""
 CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3}
 """What is changed of the generator's settings for the validation problems that confidence is calibrated on."""
@@ -70,30 +72,47 @@ OTHER_RATIOS: dict[Decimal, dict[str, Any]] = {
     Decimal("0.3"): {"train_phi.start": ratio_name(RATIO), "train_phi.taught_epochs": 1, "train_phi.epochs": 3},
 }
 """Settings of the other ratios."""
+REFINED_RATIO = Decimal("0.3")
+REFINING: dict[str, Any] = {
+    "data.source": str(FRESH_FILE.resolve()),
+    "data.limit": 30_000,
+    "train_phi.taught_epochs": 0,
+    "train_phi.epochs": 2,
+    "train_psi.epochs": 2,
+}
+"""Settings of the last part, in which the usual ratio's φ goes on with fresh problems, and its ψ begins anew."""
 SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct",)
 
 
-def write_problems(people: Path) -> None:
-    """Write the problems that the methods learn from: those of people once each, the others generated."""
+def write_problems(people: Path, path: Path, *, seed: int, drawn: int, kept: int) -> None:
+    """Write the problems that the methods learn from: of people each at most once, the others generated.
+
+    Args:
+        people: GSM8K's training file.
+        path: Where to write, unless it is there already.
+        seed: Of the generator.
+        drawn: How many there are to choose from, those of people included.
+        kept: How many of these are written.
+    """
+    if path.exists():
+        return
     rng, stems = random.Random("methods"), replaceable_stems()
-    generated = generate("train", seed=GENERATOR_SEED, steps=STEPS)
+    generated = generate("train", seed=seed, steps=STEPS)
     solutions = dict(read_people(people))
-    while len(solutions) < NUM_PROBLEMS:
+    while len(solutions) < drawn:
         question, solution = solved(rng, stems, next(generated))
         solutions.setdefault(question, solution)
     rows = list(solutions.items())
     rng.shuffle(rows)
-    with commit(PROBLEMS_FILE) as part:
-        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in rows]
+    with commit(path) as part:
+        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in rows[:kept]]
         part.write_text("".join(lines), encoding="utf-8")
 
 
 def train_methods() -> None:
     """Run the stages of `ccot` on the embedded model, and copy their results into the package."""
-    folder = BUILD_FOLDER / "workspace"
-    is_there = (folder / "ccot.yaml").exists()
-    workspace = Workspace.open(folder) if is_there else Workspace.create(folder, "embedded", SETTINGS)
-    settings, progress = workspace.settings, TerminalProgress()
+    workspace, progress = open_workspace("workspace", SETTINGS), TerminalProgress()
+    settings = workspace.settings
     precompute.run(workspace, settings, progress=progress)
     for ratio in (RATIO, *OTHER_RATIOS):
         score.run(workspace, settings, ratio, progress=progress)
@@ -107,6 +126,27 @@ def train_methods() -> None:
         progress.say(f"{name}: validation accuracy {baseline.validation_accuracy:.3f}")
         key = baseline_key(name, RATIO)
         ship(workspace.folder(TRAIN_BASELINE, key), METHODS_FOLDER / key)
+
+
+def refine() -> None:
+    """Let φ of the usual ratio go on with problems that it has not seen, and train its ψ again."""
+    ratio, key, progress = REFINED_RATIO, ratio_name(REFINED_RATIO), TerminalProgress()
+    start = BUILD_FOLDER / "workspace" / TRAIN_PHI / key / PHI
+    workspace = open_workspace("fresh", {**SETTINGS, **REFINING, "train_phi.start": str(start.resolve())})
+    settings = workspace.settings
+    precompute.run(workspace, settings, progress=progress)
+    score.run(workspace, settings, ratio, progress=progress)
+    train_phi.run(workspace, settings, ratio, progress=progress)
+    result = train_psi.run(workspace, settings, ratio, progress=progress)
+    progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
+    ship(workspace.folder(TRAIN_PSI, key), METHODS_FOLDER / key)
+
+
+def open_workspace(name: str, settings: dict[str, Any]) -> Workspace:
+    """Open one of the workspaces, or begin it."""
+    folder = BUILD_FOLDER / name
+    is_there = (folder / "ccot.yaml").exists()
+    return Workspace.open(folder) if is_there else Workspace.create(folder, "embedded", settings)
 
 
 def ship(source: Path, target: Path) -> None:
@@ -209,7 +249,8 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   whole numbers below 1,000; one in ten of them is held out. The tokenizer is from the first run.
 - The methods: on 50,000 such problems of 1 to 6 steps, with the settings of `ccot init` except those that
   `examples/train_embedded.py` names, seed 0. The problems are the script's, byte for byte; the stages were run one by
-  one, with code that kept ψ's and `direct`'s last weights instead of their best ones.
+  one, with code that kept ψ's and `direct`'s last weights instead of their best ones. At r = 0.3, φ then went on for 938
+  steps with 30,000 fresh problems, and ψ began anew and had 938 steps with them; its best weights were kept.
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator.
@@ -241,9 +282,10 @@ def main(
     """Train the methods of the embedded model, and write its record of questions and its card."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     if only == "all":
-        if not PROBLEMS_FILE.exists():
-            write_problems(people)
+        write_problems(people, PROBLEMS_FILE, seed=GENERATOR_SEED, drawn=NUM_PROBLEMS, kept=NUM_PROBLEMS)
         train_methods()
+        write_problems(people, FRESH_FILE, seed=FRESH_SEED, drawn=NUM_DRAWN, kept=NUM_FRESH)
+        refine()
     if only in ("all", "calibration"):
         calibrate_methods()
     if only in ("all", "domain"):
