@@ -29,7 +29,7 @@ from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.base.adapters import PHI
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
-from ccot_cli.names import TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, BaselineName, ratio_name
+from ccot_cli.names import TRAIN_BASELINE, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.overrides import override
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE
@@ -131,7 +131,8 @@ def train_methods() -> None:
 def refine() -> None:
     """Let φ of the usual ratio go on with problems that it has not seen, and train its ψ again."""
     ratio, key, progress = REFINED_RATIO, ratio_name(REFINED_RATIO), TerminalProgress()
-    start = BUILD_FOLDER / "workspace" / TRAIN_PHI / key / PHI
+    # What `train_methods` has shipped, in bfloat16, with the layers above l as ψ's training left them.
+    start = METHODS_FOLDER / key / PHI
     workspace = open_workspace("fresh", {**SETTINGS, **REFINING, "train_phi.start": str(start.resolve())})
     settings = workspace.settings
     precompute.run(workspace, settings, progress=progress)
@@ -249,8 +250,8 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   whole numbers below 1,000; one in ten of them is held out. The tokenizer is from the first run.
 - The methods: on 50,000 such problems of 1 to 6 steps, with the settings of `ccot init` except those that
   `examples/train_embedded.py` names, seed 0. The problems are the script's, byte for byte; the stages were run one by
-  one, with code that kept ψ's and `direct`'s last weights instead of their best ones. At r = 0.3, φ then went on for 938
-  steps with 30,000 fresh problems, and ψ began anew and had 938 steps with them; its best weights were kept.
+  one, with code that kept ψ's and `direct`'s last weights instead of their best ones. At r = 0.3, φ then went on for
+  938 steps with 30,000 fresh problems, and ψ began anew and had 938 steps with them; its best weights were kept.
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator.
