@@ -32,7 +32,7 @@ from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.names import MODELS
 
-PHI, PSI = "phi", "psi"
+PHI, PSI, DECODER = "phi", "psi", "decoder"
 MOST_MERGED_BYTES = 2 * 10**9
 """Size of θ up to which adapters keep merged copies."""
 Forward = Callable[[Tensor], Tensor]
