@@ -14,7 +14,7 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
 from ccot_cli.names import CCOT
-from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone
+from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone, no_tokens
 from ccot_cli.stages.thoughts import CheckedThought, check_thoughts
 from ccot_cli.workspace.workspace import Workspace
 
@@ -57,11 +57,13 @@ class AskResult:
     """What each contemplation token says; None if that was not asked for."""
     verified: bool | None = None
     """Whether the answer is the last verified number of the thoughts; None without thoughts."""
+    explanation: str | None = None
+    """The chain that the decoder reads from the contemplation tokens; None if that was not asked for."""
 
     def printed(self) -> dict[str, Any]:
         """Return what `--format json` prints."""
         hidden = {"text", "outside", "prompt_tokens", "answer_tokens"}
-        hidden.update(name for name in ("chain", "thoughts", "verified") if getattr(self, name) is None)
+        hidden.update(name for name in ("chain", "thoughts", "verified", "explanation") if getattr(self, name) is None)
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -70,10 +72,11 @@ class Asker:
 
     Args:
         shows_thoughts: Whether results say what each contemplation token says.
+        explains: Whether results have the chain that the decoder reads from the contemplation tokens.
 
     Raises:
-        MissingError: if the method was not trained, or not at that ratio.
-        UsageError: if there is no method of that name, or thoughts are asked of one that has none to read.
+        MissingError: if the method was not trained, or not at that ratio, or has no decoder to explain with.
+        UsageError: if there is no method of that name, or it has no contemplation tokens to read.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Asker:
         method: str = CCOT,
         *,
         shows_thoughts: bool = False,
+        explains: bool = False,
         methods: Methods | None = None,
     ) -> None:
         """Load a method.
@@ -100,6 +104,8 @@ class Asker:
         self.method: Method = methods.named(method, ratio)
         if shows_thoughts:
             self.method = _reading_thoughts(self.method)
+        if explains:
+            self.method = methods.explaining(self.method)
         self.domain = Domain.load(DOMAIN_FILE) if workspace is None else None
 
     def check(self, question: str) -> str:
@@ -173,6 +179,7 @@ class Asker:
             answer_tokens=reply.num_answer,
             thoughts=checked and checked.thoughts,
             verified=checked and checked.is_answer_verified,
+            explanation=reply.explanation,
         )
 
     def _outside(self, question: str, reply: Reply) -> str:
@@ -196,8 +203,5 @@ def _reading_thoughts(method: Method) -> CcotMethod:
         UsageError: if it generates none.
     """
     if not isinstance(method, CcotMethod):
-        raise UsageError(
-            f"--show-thoughts reads contemplation tokens, and {method.name} generates none",
-            fix=f"--method {CCOT}, at a ratio between 0 and 1",
-        )
+        raise no_tokens("--show-thoughts", method)
     return replace(method, reads_thoughts=True)

@@ -28,8 +28,7 @@ class Recovery:
     results_before_last: Proportion | None
     """The same without each chain's last result, which is the answer."""
     token_f1: float | None
-    """Mean over problems: harmonic mean of the proportions of the explanation's and of the chain's tokens that the other
-    has too."""
+    """Mean over problems of the F1 of the explanation's tokens as guesses of the chain's, whatever their order."""
     agreement: Proportion | None
     """Of the explanations: those whose last number is the answer that was given, right or wrong."""
 
@@ -106,7 +105,8 @@ class Explained(NamedTuple):
 
 def ends_in(explanation: str, answer: str) -> bool:
     """Tell whether an explanation's last number is an answer."""
-    return is_correct(read_last_number(explanation) or "", answer)
+    number = read_last_number(explanation)
+    return number is not None and is_correct(number, answer)
 
 
 def _recovery(method: CcotMethod, explained: Sequence[Explained]) -> Recovery:

@@ -5,7 +5,7 @@ It needs the trained method and problems with chains; the files of the earlier s
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,7 @@ def _values(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(settings.data, name) for name in (each.removeprefix("data.") for each in names)}
 
 
-def _train(
-    method: CcotMethod, psi: Path, settings: Settings, build: Build, progress: Progress
-) -> TrainDecoderResult:
+def _train(method: CcotMethod, psi: Path, settings: Settings, build: Build, progress: Progress) -> TrainDecoderResult:
     config, adapters = settings.train_psi, method.adapters
     # From ψ, which reads such tokens already. θ, where a fresh adapter starts, is thrown off by them.
     adapters.load(DECODER, psi)

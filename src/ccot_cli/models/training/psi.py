@@ -169,9 +169,7 @@ class PsiTraining(Training):
             batch = [held_out.examples[number] for number in part]
             sequence = held_out.context.read(part, batch).sequence
             start, answers = [each.start for each in batch], [each.answer for each in batch]
-            logits_MV, target_M, mask_BO = answer_logits(
-                self.adapters, sequence, start, answers, adapter=self.adapter
-            )
+            logits_MV, target_M, mask_BO = answer_logits(self.adapters, sequence, start, answers, adapter=self.adapter)
             is_right_BO = ~mask_BO
             is_right_BO[mask_BO] = logits_MV.argmax(dim=1) == target_M
             return is_right_BO.all(dim=1).tolist(), float(F.cross_entropy(logits_MV, target_M, reduction="sum"))
