@@ -36,6 +36,7 @@ class RemoteResult:
     outside: str
     fields: dict[str, Any]
     thoughts: None = None
+    explanation: None = None
     """A server does not read contemplation tokens."""
 
     def printed(self) -> dict[str, Any]:
