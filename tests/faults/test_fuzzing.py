@@ -315,12 +315,12 @@ def test_rows_of_data_are_read_or_named(folder: Path, fuzz: Fuzz) -> None:
 # Command lines
 
 COMMANDS = (
-    "ask serve problems eval demo init precompute score train-phi train-psi train-decoder train-baseline sweep config status"
-    " verify clean bench doctor"
+    "ask serve problems eval demo init precompute score train-phi train-psi train-decoder train-baseline sweep config"
+    " status verify clean bench doctor"
 ).split()
 OPTIONS = (
-    "--ratio --method --methods --input --show-thoughts --explain --server --workspace --device --threads --set --engine --format"
-    " --queue --timeout --port --host --split --limit --data --steps --seed --controls --thoughts --compare"
+    "--ratio --method --methods --input --show-thoughts --explain --server --workspace --device --threads --set --engine"
+    " --format --queue --timeout --port --host --split --limit --data --steps --seed --controls --thoughts --compare"
     " --batch-size --save --no-save --plot --preset --model --max-disk --dry-run --force --selector --schedule --layer"
     " --taught-epochs --epochs --start --unfreeze --ends --test --repair --yes --shape --query --chain --answer"
     " --repeats --debug --version --help --"

@@ -110,7 +110,7 @@ def ask(
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --ratio 0.3
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --method cot
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
-    ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --ratio 0.1 --explain
+    ccot ask -w my-run "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --explain
     ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     ccot problems --limit 20 --format json | ccot ask --input -
