@@ -37,6 +37,7 @@ class RemoteResult:
     is_unsure: bool
     fields: dict[str, Any]
     thoughts: None = None
+    explanation: None = None
     """A server does not read contemplation tokens."""
 
     def printed(self) -> dict[str, Any]:

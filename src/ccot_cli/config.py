@@ -332,6 +332,7 @@ _SECTIONS = {
     "score": ("score",),
     "train-phi": ("train_phi",),
     "train-psi": ("train_psi",),
+    "train-decoder": ("data", "train_psi"),
     "train-baseline": ("train_psi",),
     "eval": ("eval", "decoding"),
 }
@@ -357,7 +358,7 @@ _SCORER_TRAINING = {"lora_rank", "lora_alpha", "batch_size", "optimiser", "learn
 
 def _unused(settings: Settings, stage: str) -> set[str]:
     """Return the settings of a stage's sections that the stage does not read, given the others."""
-    if stage == "train-baseline":
+    if stage in ("train-decoder", "train-baseline"):
         return {"unfreeze", "ends", "end_threshold"}
     if stage == "train-phi" and settings.train_phi.schedule == "layerwise":
         return {"taught_epochs"}

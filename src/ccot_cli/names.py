@@ -23,9 +23,11 @@ DEFAULT_PORT = 8000
 """Port of `ccot serve`."""
 
 PRECOMPUTE, SCORE, TRAIN_PHI, TRAIN_PSI = "precompute", "score", "train-phi", "train-psi"
-TRAIN_BASELINE, EVAL = "train-baseline", "eval"
-STAGES = (PRECOMPUTE, SCORE, TRAIN_PHI, TRAIN_PSI, TRAIN_BASELINE, EVAL)
-KEYED_STAGES = (SCORE, TRAIN_PHI, TRAIN_PSI)
+TRAIN_DECODER, TRAIN_BASELINE, EVAL = "train-decoder", "train-baseline", "eval"
+STAGES = (PRECOMPUTE, SCORE, TRAIN_PHI, TRAIN_PSI, TRAIN_DECODER, TRAIN_BASELINE, EVAL)
+OPTIONAL_STAGES = (TRAIN_DECODER, TRAIN_BASELINE)
+"""Stages that answering does without."""
+KEYED_STAGES = (SCORE, TRAIN_PHI, TRAIN_PSI, TRAIN_DECODER)
 """Stages with one artifact for each ratio; `train-baseline` has one for each method, `eval` one for each run."""
 
 Schedule = Literal["joint", "layerwise"]

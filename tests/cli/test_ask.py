@@ -372,3 +372,29 @@ def test_a_warning_of_a_guess_names_the_option_that_may_help(capsys: Output, tmp
     assert (fields["answer"], fields["method"], fields["ratio"], fields["calibrated"]) == ("15", "cot", 1.0, True)
     assert fields["confidence"] > 0.35
     assert err == ""
+
+
+def test_explain_writes_the_chain_to_stderr_or_into_the_json(trained: Path, capsys: Output) -> None:
+    _, err = output(capsys, "ask", QUESTION, "--explain", code=3)
+    assert "fix:   ccot train-decoder --ratio 0.1" in err
+    plain, _ = output(capsys, "ask", QUESTION)
+    out, _ = output(capsys, "train-decoder", "--ratio", "0.1")
+    assert "results of the chain that the explanation has" in out
+    out, err = output(capsys, "ask", QUESTION, "--explain")
+    assert out == plain
+    assert err.strip()
+    out, _ = output(capsys, "ask", QUESTION, "--explain", "--format", "json")
+    fields = json.loads(out)
+    assert fields["answer"] == plain.strip()
+    assert (fields["explanation"] or "(the decoder wrote nothing)") == err.strip()
+    status = json.loads(output(capsys, "status", "--format", "json")[0])
+    assert [each["state"] for each in status["artifacts"] if each["stage"] == "train-decoder"] == ["ready"]
+    assert "train-decoder" not in status["next"]
+
+
+def test_explain_of_several_questions_is_for_json(
+    trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{QUESTION}\n{QUESTION}\n".encode())))
+    _, err = output(capsys, "ask", "--explain", code=2)
+    assert "--explain of several questions" in err

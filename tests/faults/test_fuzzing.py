@@ -315,15 +315,15 @@ def test_rows_of_data_are_read_or_named(folder: Path, fuzz: Fuzz) -> None:
 # Command lines
 
 COMMANDS = (
-    "ask serve problems eval demo init precompute score train-phi train-psi train-baseline sweep config status verify"
-    " clean bench doctor"
+    "ask serve problems eval demo init precompute score train-phi train-psi train-decoder train-baseline sweep config"
+    " status verify clean bench doctor"
 ).split()
 OPTIONS = (
-    "--ratio --method --methods --input --show-thoughts --server --workspace --device --threads --set --engine --format"
-    " --queue --timeout --port --host --split --limit --data --steps --seed --controls --thoughts --compare"
-    " --batch-size --save --no-save --plot --preset --model --max-disk --dry-run --force --selector --schedule --layer"
-    " --taught-epochs --epochs --start --unfreeze --ends --test --repair --yes --shape --query --chain --answer"
-    " --repeats --debug --version --help --"
+    "--ratio --method --methods --input --show-thoughts --explain --server --workspace --device --threads --set"
+    " --engine --format --queue --timeout --port --host --split --limit --data --steps --seed --controls --thoughts"
+    " --compare --batch-size --save --no-save --plot --preset --model --max-disk --dry-run --force --selector"
+    " --schedule --layer --taught-epochs --epochs --start --unfreeze --ends --test --repair --yes --shape --query"
+    " --chain --answer --repeats --debug --version --help --"
 ).split()
 arguments = (
     st.sampled_from(OPTIONS)
@@ -332,7 +332,7 @@ arguments = (
     | junk.filter(lambda text: "\0" not in text)  # No operating system passes it on.
 )
 STAGES_AT_WORK = ("ask.Asker", "serve.Models", "evaluate.run", "precompute.run", "score.run", "train_phi.run")
-STAGES_AT_WORK += ("train_psi.run", "train_baseline.run", "sweep.run", "bench.run")
+STAGES_AT_WORK += ("train_psi.run", "train_decoder.run", "train_baseline.run", "sweep.run", "bench.run")
 
 
 def test_command_lines_are_done_or_refused(folder: Path, fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from ccot_cli.cli import (
     status,
     sweep,
     train_baseline,
+    train_decoder,
     train_phi,
     train_psi,
     verify,
@@ -62,6 +63,7 @@ app.command("precompute", rich_help_panel="Train")(precompute.precompute)
 app.command("score", rich_help_panel="Train")(score.score)
 app.command("train-phi", rich_help_panel="Train")(train_phi.train_phi)
 app.command("train-psi", rich_help_panel="Train")(train_psi.train_psi)
+app.command("train-decoder", rich_help_panel="Train")(train_decoder.train_decoder)
 app.command("train-baseline", rich_help_panel="Train")(train_baseline.train_baseline)
 app.command("sweep", rich_help_panel="Train")(sweep.sweep)
 app.command("export", rich_help_panel="Share")(export.export)

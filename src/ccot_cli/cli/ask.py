@@ -82,6 +82,15 @@ def ask(
             "Where an answer's confidence is below P, from 0 to 1, write the chain and give its answer instead."
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Also write out the reasoning chain, as a decoder that does not see the question reads it from the"
+            " contemplation tokens: on stderr, or in the JSON. Only for ccot.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
     server: Annotated[
         str | None,
         typer.Option(
@@ -109,6 +118,7 @@ def ask(
     ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --method cot
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --min-confidence 0.5
+    ccot ask -w my-run "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --explain
     ccot ask < questions.txt
     ccot ask --input questions.jsonl | jq -r '[.id, .answer] | @tsv'
     ccot problems --limit 20 --format json | ccot ask --input -
@@ -119,15 +129,25 @@ def ask(
     asked = _read_questions(question) if input is None else []
     groups = _open_lines(input) if input is not None else list(_grouped(asked))
     is_json = format == "json" if input is None else format != "text"
-    if show_thoughts and len(asked) != 1 and not is_json:
-        raise UsageError("--show-thoughts of several questions is for JSON alone", fix="--format json")
+    for option, is_given in (("--show-thoughts", show_thoughts), ("--explain", explain)):
+        if is_given and len(asked) != 1 and not is_json:
+            raise UsageError(f"{option} of several questions is for JSON alone", fix="--format json")
     changes: dict[str, object] = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
     if server and min_confidence is not None:
         raise UsageError("a server answers with one method alone", fix="leave out --min-confidence, or --server ''")
     asker: AnyAsker = (
-        _connect(server, [folder, *changes.values(), sets, show_thoughts], ratio, method)
+        _connect(server, [folder, *changes.values(), sets, show_thoughts, explain], ratio, method)
         if server
-        else _load(folder, changes, sets, ratio, method, shows_thoughts=show_thoughts, min_confidence=min_confidence)
+        else _load(
+            folder,
+            changes,
+            sets,
+            ratio,
+            method,
+            shows_thoughts=show_thoughts,
+            explains=explain,
+            min_confidence=min_confidence,
+        )
     )
     hint = "" if server or min_confidence is not None or asker.method.ratio == 1 else _HINT
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != asker.usual_ratio:
@@ -152,6 +172,7 @@ def _load(
     method: str,
     *,
     shows_thoughts: bool,
+    explains: bool,
     min_confidence: float | None,
 ) -> "Asker":
     workspace, settings, _ = resolve_anywhere(folder, changes, sets)
@@ -159,7 +180,15 @@ def _load(
     with loading(workspace.name if workspace else settings.model.name):
         from ccot_cli.stages.ask import Asker
 
-        return Asker(workspace, settings, ratio, method, shows_thoughts=shows_thoughts, min_confidence=min_confidence)
+        return Asker(
+            workspace,
+            settings,
+            ratio,
+            method,
+            shows_thoughts=shows_thoughts,
+            explains=explains,
+            min_confidence=min_confidence,
+        )
 
 
 def _connect(server: str, local: Iterable[object], ratio: Decimal | None, method: str) -> "RemoteAsker":
@@ -196,6 +225,8 @@ def _answer_one(asker: AnyAsker, question: str, hint: str, *, is_json: bool) -> 
     print_line(result.answer)
     if result.thoughts is not None:
         _print_thoughts(asker, result.thoughts, is_verified=bool(result.verified))
+    if result.explanation is not None:
+        print_note(result.explanation or "(the decoder wrote nothing)")
 
 
 def _print_thoughts(asker: AnyAsker, thoughts: "list[CheckedThought]", *, is_verified: bool) -> None:

@@ -10,7 +10,7 @@ from ccot_cli.cli.console import print_json, print_line, print_table
 from ccot_cli.cli.options import FormatOption, WorkspaceOption, find_workspace
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import human_bytes
-from ccot_cli.names import EVAL, KEYED_STAGES, STAGES, TRAIN_PSI, ratio_name
+from ccot_cli.names import EVAL, KEYED_STAGES, OPTIONAL_STAGES, STAGES, TRAIN_PSI, ratio_name
 
 if TYPE_CHECKING:
     from ccot_cli.workspace.workspace import Workspace
@@ -54,7 +54,7 @@ def status(folder: WorkspaceOption = None, format: FormatOption = "text") -> Non
 def _keys(workspace: "Workspace", stage: str) -> Sequence[str | None]:
     """Return the keys of the artifacts that the settings ask for, and of any others that are finished or begun."""
     found = sorted({*filter(None, workspace.finished(stage)), *workspace.unfinished(stage)})
-    if stage == "train-baseline":
+    if stage in OPTIONAL_STAGES:
         return found
     if stage in KEYED_STAGES:
         return sorted({*map(ratio_name, workspace.settings.ratios), *found})
@@ -83,8 +83,8 @@ def _next_command(workspace: "Workspace", rows: list[StatusRow]) -> str:
     # What was imported, or what was deleted after training, is not made again for ratios that can answer.
     answering = {row.key for row in rows if row.stage == TRAIN_PSI and row.state == "ready"}
     for stage in STAGES:
-        if stage == "train-baseline":
-            continue  # Baselines are optional.
+        if stage in OPTIONAL_STAGES:
+            continue
         wanted = [row for row in rows if row.stage == stage and (stage not in KEYED_STAGES or row.key in ratios)]
         left = [row.key for row in wanted if row.state != "ready" and not _is_spare(row, answering, {*ratios})]
         if any(row.state == "being made" for row in wanted):

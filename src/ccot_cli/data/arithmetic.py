@@ -38,6 +38,7 @@ _NUMBER = re.compile(
     rf"(?P<digits>{_DIGITS})|(?P<tens>{'|'.join(_TENS)})-(?P<unit>{'|'.join(_UNITS[1:10])})\b|%|[a-z]+"
 )
 _WHOLE = re.compile(_DIGITS)
+_RESULT = re.compile(rf"=\s*\$?\s*({_DIGITS})")
 _EQUATION = re.compile(rf"({_DIGITS})\s*([-+*/])\s*({_DIGITS})\s*=\s*({_DIGITS})")
 MOST_CHARACTERS = 30
 """Longest number in digits; longer ones are skipped."""
@@ -139,6 +140,12 @@ def equations_in(chain: str) -> list[Equation]:
         if a is not None and b is not None and c is not None:
             found.append(Equation(a, sign, b, c))
     return found
+
+
+def results_in(chain: str) -> list[Fraction]:
+    """Read the results of a chain in their order: the numbers after `=`, with or without a dollar sign."""
+    found = (read_number(text) for text in _RESULT.findall(chain))
+    return [number for number in found if number is not None]
 
 
 def recompute(equations: Sequence[Equation], step: int, result: Fraction) -> Fraction | None:

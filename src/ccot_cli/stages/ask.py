@@ -15,7 +15,7 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
 from ccot_cli.names import CCOT
-from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone
+from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone, no_tokens
 from ccot_cli.stages.thoughts import CheckedThought, check_thoughts
 from ccot_cli.workspace.workspace import Workspace
 
@@ -62,11 +62,13 @@ class AskResult:
     """What each contemplation token says; None if that was not asked for, or another method answered."""
     verified: bool | None = None
     """Whether the answer is the last verified number of the thoughts; None without thoughts."""
+    explanation: str | None = None
+    """The chain that the decoder reads from the contemplation tokens; None if that was not asked for."""
 
     def printed(self) -> dict[str, Any]:
         """Return what `--format json` prints."""
         hidden = {"text", "outside", "prompt_tokens", "answer_tokens", "is_unsure"}
-        hidden.update(name for name in ("chain", "thoughts", "verified") if getattr(self, name) is None)
+        hidden.update(name for name in ("chain", "thoughts", "verified", "explanation") if getattr(self, name) is None)
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -75,10 +77,11 @@ class Asker:
 
     Args:
         shows_thoughts: Whether results say what each contemplation token says.
+        explains: Whether results have the chain that the decoder reads from the contemplation tokens.
 
     Raises:
-        MissingError: if the method was not trained, or not at that ratio.
-        UsageError: if there is no method of that name, or thoughts are asked of one that has none to read.
+        MissingError: if the method was not trained, or not at that ratio, or has no decoder to explain with.
+        UsageError: if there is no method of that name, or it has no contemplation tokens to read.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Asker:
         method: str = CCOT,
         *,
         shows_thoughts: bool = False,
+        explains: bool = False,
         min_confidence: float | None = None,
         methods: Methods | None = None,
     ) -> None:
@@ -108,6 +112,8 @@ class Asker:
         self.method: Method = methods.named(method, ratio)
         if shows_thoughts:
             self.method = _reading_thoughts(self.method)
+        if explains:
+            self.method = methods.explaining(self.method)
         self.cascade = Cascade(self.method, fallback, min_confidence or 0.0) if fallback else None
         self.domain = Domain.load(DOMAIN_FILE) if workspace is None else None
 
@@ -185,6 +191,7 @@ class Asker:
             is_unsure=is_unsure and not outside,
             thoughts=checked and checked.thoughts,
             verified=checked and checked.is_answer_verified,
+            explanation=reply.explanation,
         )
 
     def _outside(self, question: str, reply: Reply) -> str:
@@ -212,8 +219,5 @@ def _reading_thoughts(method: Method) -> CcotMethod:
         UsageError: if it generates none.
     """
     if not isinstance(method, CcotMethod):
-        raise UsageError(
-            f"--show-thoughts reads contemplation tokens, and {method.name} generates none",
-            fix=f"--method {CCOT}, at a ratio between 0 and 1",
-        )
+        raise no_tokens("--show-thoughts", method)
     return replace(method, reads_thoughts=True)

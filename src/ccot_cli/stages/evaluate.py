@@ -356,7 +356,7 @@ def _prediction(
     method: Method, problem: Problem, reply: Reply, is_correct: bool, checked: Checked | None
 ) -> dict[str, Any]:
     said = asdict(replace(reply, thoughts=None))
-    del said["thoughts"]
+    del said["thoughts"], said["explanation"]
     return {
         "method": method.name,
         "ratio": float(method.ratio),

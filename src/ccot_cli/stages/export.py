@@ -9,7 +9,7 @@ from typing import Any
 from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
 from ccot_cli.errors import MissingError
 from ccot_cli.files import json_bytes, refuse_existing, strict_json
-from ccot_cli.names import CCOT, EVAL, MODELS, PRECOMPUTE, SETTINGS_FILE, parse_ratio
+from ccot_cli.names import CCOT, EVAL, MODELS, PRECOMPUTE, SETTINGS_FILE, TRAIN_DECODER, TRAIN_PSI, parse_ratio
 from ccot_cli.overrides import override
 from ccot_cli.presets import settings_text
 from ccot_cli.stages.card import card
@@ -82,9 +82,10 @@ def collect(workspace: Workspace, keys: Sequence[str] = ()) -> tuple[ArchiveInde
     settings = _portable_settings(workspace.settings)
     contents: dict[str, bytes | Path] = {SETTINGS_FILE: settings_text(settings, SETTINGS_TITLE).encode()}
     records: dict[str, FileRecord] = {}
-    for artifact in (source, *methods):
+    exported = [*methods, *_decoders(workspace, methods)]
+    for artifact in (source, *exported):
         contents[f"{artifact.name}/{MANIFEST_FILE}"] = manifest_bytes(_portable_manifest(artifact.manifest))
-    for artifact in methods:
+    for artifact in exported:
         artifact.check()
         contents |= {f"{artifact.name}/{name}": artifact.path(name) for name in artifact.manifest.files}
         records |= {f"{artifact.name}/{name}": record for name, record in artifact.manifest.files.items()}
@@ -95,7 +96,7 @@ def collect(workspace: Workspace, keys: Sequence[str] = ()) -> tuple[ArchiveInde
         format=ARCHIVE_FORMAT,
         ccot=__version__,
         model=_model(source),
-        methods=[_describe(artifact) for artifact in methods],
+        methods=[_describe(artifact) for artifact in exported],
         files=dict(sorted(records.items())),
     )
     contents[CARD_FILE] = card(index, settings, source, methods, results).encode()
@@ -118,6 +119,12 @@ def _choose(workspace: Workspace, keys: Sequence[str]) -> list[Artifact]:
     if not chosen:
         raise MissingError(f"no method was trained in {workspace.name}", fix=workspace.command("status"))
     return chosen
+
+
+def _decoders(workspace: Workspace, methods: Sequence[Artifact]) -> list[Artifact]:
+    """Return the chain decoders of these methods that were trained, and are not stale."""
+    keys = {each.manifest.key for each in methods if each.manifest.stage == TRAIN_PSI}
+    return [workspace.require(TRAIN_DECODER, key) for key in workspace.keys(TRAIN_DECODER) if key in keys]
 
 
 def _describe(artifact: Artifact) -> ArchivedMethod:

@@ -10,10 +10,11 @@ from typing import NamedTuple, TypeVar, get_args
 from ccot_cli.config import WITHOUT_EFFECT, DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import BusyError, CcotError, MissingError, UsageError
-from ccot_cli.models.base.adapters import Adapters, have_room_to_merge
+from ccot_cli.models.base.adapters import DECODER, Adapters, have_room_to_merge
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.methods.calibration import Calibration
+from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.loading import METHODS, fixed_ratio, load_method
 from ccot_cli.models.methods.method import Method, MethodInfo
@@ -24,6 +25,7 @@ from ccot_cli.names import (
     EMBEDDED_RATIO,
     PRECOMPUTE,
     TRAIN_BASELINE,
+    TRAIN_DECODER,
     TRAIN_PSI,
     USUAL_RATIO,
     PromptingName,
@@ -200,6 +202,39 @@ class Methods:
         self._adapters.prepare()
         return method
 
+    def explaining(self, method: Method) -> CcotMethod:
+        """Load the decoder beside a loaded method, and let the method explain its answers.
+
+        Raises:
+            UsageError: if the method has no contemplation tokens.
+            MissingError: if no decoder was trained for it, or for an earlier ψ.
+            CorruptError: if a file is damaged.
+        """
+        if not isinstance(method, CcotMethod):
+            raise no_tokens("--explain", method)
+        _read(self._decoder_folder(method.ratio), self._load_decoder)
+        self._adapters.prepare()
+        return replace(method, explains=True)
+
+    def _load_decoder(self, folder: Path) -> None:
+        if artifact := Artifact.open(folder):
+            artifact.check()
+        self._adapters.load(DECODER, folder / DECODER)
+
+    def _decoder_folder(self, ratio: Decimal) -> Path:
+        key = ratio_name(ratio)
+        if self.workspace:
+            self.workspace.require(TRAIN_DECODER, key)
+            return self.workspace.folder(TRAIN_DECODER, key)
+        if (METHODS_FOLDER / key / DECODER).exists():
+            return METHODS_FOLDER / key
+        trained = [known for known in self.folders if (METHODS_FOLDER / ratio_name(known) / DECODER).exists()]
+        raise MissingError(
+            f"no decoder for ratio {ratio:f} is in the package",
+            fix="".join(f"--ratio {known:f}, or " for known in trained)
+            + f"in a workspace: ccot train-decoder --ratio {ratio:f}",
+        )
+
     def _load_sound(self, folder: Path) -> Method:
         if artifact := Artifact.open(folder):
             artifact.check()
@@ -257,6 +292,14 @@ class Methods:
             f"no generator was trained for ratio {ratio:f} in {self.location} (trained: {trained})",
             fix=f"--ratio {nearest:f}{or_train}",
         )
+
+
+def no_tokens(option: str, method: Method) -> UsageError:
+    """Return the error for an option that reads contemplation tokens, if the method generates none."""
+    return UsageError(
+        f"{option} reads contemplation tokens, and {method.name} generates none",
+        fix=f"--method {CCOT}, at a ratio between 0 and 1",
+    )
 
 
 def _read(folder: Path, read: Callable[[Path], Read]) -> Read:

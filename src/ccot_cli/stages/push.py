@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.files import is_full
 from ccot_cli.hub import is_offline
-from ccot_cli.names import SETTINGS_FILE, TRAIN_BASELINE, TRAIN_PSI
+from ccot_cli.names import SETTINGS_FILE, TRAIN_BASELINE, TRAIN_DECODER, TRAIN_PSI
 from ccot_cli.stages import export
 from ccot_cli.workspace.archive import INDEX_FILE, RESULTS_FILE, unpack
 from ccot_cli.workspace.workspace import Workspace
@@ -72,7 +72,7 @@ def run(source: Path, repository: str, keys: Sequence[str] = (), *, is_public: b
                 repo_id=repository,
                 folder_path=folder,
                 commit_message=f"Methods trained with ccot {index.ccot}",
-                delete_patterns=[f"{TRAIN_PSI}/*", f"{TRAIN_BASELINE}/*", RESULTS_FILE],
+                delete_patterns=[*(f"{stage}/*" for stage in (TRAIN_PSI, TRAIN_DECODER, TRAIN_BASELINE)), RESULTS_FILE],
             )
     return PushResult(str(url), [f"{each.stage}/{each.key}" for each in index.methods], not is_public)
 

@@ -6,6 +6,7 @@
     ccot.yaml                         settings
     precompute/manifest.json          which model and which problems; the hidden states stay behind
     train-psi/r0.10/                  an artifact, as in a workspace
+    train-decoder/r0.10/              the chain decoder of that method, if there is one
     train-baseline/direct/            another one
 
 The file is a zip without compression. Its comment, the last bytes, is the hash of all bytes before it. Equal contents
@@ -35,7 +36,7 @@ ORIGIN_FILE = f"{PRECOMPUTE}/{MANIFEST_FILE}"
 SETTINGS_TITLE = "Settings that these methods were trained with, or answer with."
 MOST_LETTERS = 200
 MOST_INDEX_BYTES = 10**7
-_OF_ARTIFACT = re.compile(r"(train-psi|train-baseline)(/[A-Za-z0-9][A-Za-z0-9._-]*){2,3}")
+_OF_ARTIFACT = re.compile(r"(train-psi|train-decoder|train-baseline)(/[A-Za-z0-9][A-Za-z0-9._-]*){2,3}")
 _SUFFIXES = (".json", ".jsonl", ".safetensors")
 """Of the files of artifacts: weights and text; nothing that runs when it is read."""
 _START_OF_ZIP = (1980, 1, 1, 0, 0, 0)
@@ -56,7 +57,7 @@ class ArchivedModel(BaseModel):
 
 
 class ArchivedMethod(BaseModel):
-    """A trained method."""
+    """A trained method, or a method's chain decoder."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -32,7 +32,7 @@ from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.names import MODELS
 
-PHI, PSI = "phi", "psi"
+PHI, PSI, DECODER = "phi", "psi", "decoder"
 ADAPTER_FILE = "adapter_model.safetensors"
 """Name of an adapter's weights, as PEFT saves them."""
 MOST_MERGED_BYTES = 2 * 10**9

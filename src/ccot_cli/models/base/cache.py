@@ -138,6 +138,18 @@ class CachedSequence:
             cache.update(torch.cat(keys), torch.cat(values), layer_idx=layer)
         return cls(cache, torch.cat([part.mask_BS for part in parts]))
 
+    @classmethod
+    def of(cls, keys_values: Tensor, mask_BS: Tensor) -> "CachedSequence":
+        """Make a sequence of keys and values that were kept, layer by layer, keys before values: 2 L, B, H, S, C."""
+        cache = empty_cache()
+        for layer in range(len(keys_values) // 2):
+            cache.update(keys_values[2 * layer], keys_values[2 * layer + 1], layer_idx=layer)
+        return cls(cache, mask_BS)
+
+    def kept(self) -> Tensor:
+        """Return the keys and values that `of` takes."""
+        return torch.stack([each for layer in range(len(self.cache.layers)) for each in self.keys_values(layer)])
+
     def extend(self, mask_BT: Tensor) -> None:
         """Append T columns, real tokens where the mask is True. Run the layers on them afterwards."""
         self.mask_BS = torch.cat([self.mask_BS, mask_BT], dim=1)
@@ -148,6 +160,18 @@ class CachedSequence:
         for layer in range(len(self.cache.layers)):
             cache.update(*self.keys_values(layer), layer_idx=layer)
         return CachedSequence(cache, self.mask_BS, self.bias_BS)
+
+    def hiding(self, hidden_BN: Tensor) -> "CachedSequence":
+        """Copy the sequence; nothing that follows in the copy attends to columns that are hidden. Positions stay.
+
+        Args:
+            hidden_BN: True at columns to hide among the first N.
+        """
+        assert self.bias_BS is None
+        copy = self.copy()
+        bias_BN = torch.zeros(hidden_BN.shape, device=hidden_BN.device).masked_fill(hidden_BN, float("-inf"))
+        copy.bias_BS = torch.nn.functional.pad(bias_BN, (0, self.mask_BS.shape[1] - hidden_BN.shape[1]))
+        return copy
 
     def attention(self, num_new: int, window: int | None, dtype: torch.dtype, *, as_numbers: bool = False) -> Tensor:
         """Return which columns the newest T tokens may attend to: B, 1, T, S.

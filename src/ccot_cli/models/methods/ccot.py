@@ -4,11 +4,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from ccot_cli.config import DecodingConfig
 from ccot_cli.models.base.adapters import PHI, Adapters
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
-from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.decoding.explanation import explain, hidden_columns
+from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.decoding.thoughts import read_thoughts
 from ccot_cli.models.methods.controls import Control, Replacement
@@ -26,6 +31,8 @@ class CcotMethod(AnswerMethod):
     """What replaces the contemplation tokens; None leaves them as they are."""
     reads_thoughts: bool = False
     """Whether replies say what the contemplation tokens say, before a control replaces them."""
+    explains: bool = False
+    """Whether replies have the chain that the decoder, which must be loaded, reads from the contemplation tokens."""
 
     @classmethod
     def load(cls, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path) -> "CcotMethod":
@@ -49,16 +56,7 @@ class CcotMethod(AnswerMethod):
         layer = self.info.autoregressive_layer
         sequence, first_BD = encode_query(self.adapters, queries, layer=layer)
         prefill = clock.lap()
-        tokens = contemplate(
-            self.adapters,
-            sequence,
-            first_BD,
-            layer=layer,
-            max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
-            is_end=self.end,
-            chance=None if self._is_reference else self.end.chance,
-            reserved=self.reserved,
-        )
+        tokens = self.generate(sequence, first_BD)
         # The reference engine takes no short cuts. Under a control, ψ does not read these tokens, so a draft made from
         # them would mostly be wrong.
         uses_draft = not (self._is_reference or self.control) and self.draft.pays(len(queries))
@@ -68,7 +66,47 @@ class CcotMethod(AnswerMethod):
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
         contemplation = clock.lap()
         read = partial(read_thoughts, self.theta, self.end, tokens) if self.reads_thoughts else None
-        return Prepared(sequence, counts, is_capped, prefill, contemplation, draft_B, read)
+        write = None
+        if self.explains:
+            # Hidden now, because the answer will be appended to the sequence.
+            hidden = sequence.hiding(hidden_columns(self.theta.encoder, queries).to(self.theta.device))
+            write = partial(explain, self.adapters, hidden, max_tokens=self.decoding.max_chain_tokens)
+        return Prepared(sequence, counts, is_capped, prefill, contemplation, draft_B, read, write)
+
+    @torch.no_grad()
+    def kept_tokens(self, queries: list[list[int]]) -> list[Tensor]:
+        """Generate contemplation tokens, and return what a decoder learns from; see `TokensContext.kept`.
+
+        Returns:
+            For each query: 2 L, H, 1 + K, C.
+        """
+        sequence, first_BD = encode_query(self.adapters, queries, layer=self.info.autoregressive_layer)
+        num_query = sequence.mask_BS.shape[1]
+        counts = self.generate(sequence, first_BD).num_tokens_B.tolist()
+        both = sequence.kept()
+        columns = [
+            [num_query - len(query), *range(num_query, num_query + count)]
+            for query, count in zip(queries, counts, strict=True)
+        ]
+        return [both[:, row, :, each] for row, each in enumerate(columns)]
+
+    def generate(self, sequence: CachedSequence, first_BD: Tensor) -> Contemplation:
+        """Generate the contemplation tokens until END.
+
+        Args:
+            sequence: The queries under θ; extended.
+            first_BD: z_0.
+        """
+        return contemplate(
+            self.adapters,
+            sequence,
+            first_BD,
+            layer=self.info.autoregressive_layer,
+            max_tokens=max_contemplation(self.ratio, self.decoding.cap_tokens),
+            is_end=self.end,
+            chance=None if self._is_reference else self.end.chance,
+            reserved=self.reserved,
+        )
 
     @property
     def _is_reference(self) -> bool:

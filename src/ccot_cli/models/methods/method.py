@@ -58,6 +58,8 @@ class Reply:
     """What the contemplation tokens say; None if they were not to be read."""
     is_fallback: bool = False
     """Whether the second method of a cascade gave it."""
+    explanation: str | None = field(default=None, compare=False)
+    """The chain that the decoder reads from the contemplation tokens; None if it was not to."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ class Prepared:
     """Guesses of the answers' first tokens; they save time and change no answer."""
     read_thoughts: Callable[[], list[list[Thought]]] | None = None
     """Reads each row's contemplation tokens; called once the answers are there, so that their time does not count."""
+    explain: Callable[[], list[str]] | None = None
+    """Writes each row's chain out; called after that, likewise."""
 
 
 def answer_positions(theta: Theta, decoding: DecodingConfig) -> int:
@@ -248,6 +252,7 @@ class AnswerMethod(ABC):
         thoughts: Sequence[list[Thought] | None] = [None] * len(queries)
         if prepared.read_thoughts:
             thoughts = prepared.read_thoughts()
+        explanations: Sequence[str | None] = prepared.explain() if prepared.explain else [None] * len(queries)
         replies = [
             Reply(
                 answer=read_after_marker(decoded) or "",
@@ -257,8 +262,9 @@ class AnswerMethod(ABC):
                 is_truncated=is_contemplation_capped or is_text_capped,
                 confidence=confidence(self.theta, ids, chances, self.calibration),
                 thoughts=row_thoughts,
+                explanation=explanation,
             )
-            for ids, chances, decoded, count, is_contemplation_capped, is_text_capped, row_thoughts in zip(
+            for ids, chances, decoded, count, is_contemplation_capped, is_text_capped, row_thoughts, explanation in zip(
                 text.ids,
                 text.chances,
                 map(self.theta.encoder.decode, text.ids),
@@ -266,6 +272,7 @@ class AnswerMethod(ABC):
                 prepared.is_capped,
                 text.is_capped,
                 thoughts,
+                explanations,
                 strict=True,
             )
         ]

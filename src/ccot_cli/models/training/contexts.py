@@ -21,6 +21,8 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.explanation import hidden_columns
 from ccot_cli.models.decoding.phi import contemplate, replay
 from ccot_cli.models.decoding.query import read_query
 from ccot_cli.models.selection.gold import place_gold
@@ -147,6 +149,39 @@ class RolloutContext:
         sequence = self.queries.sequence(numbers)
         states = replay(self.adapters, sequence, inputs_BKD, mask_BK, layer=self.layer, trains_above=self.trains_above)
         return Prefix(sequence, *states)
+
+
+@dataclass(frozen=True)
+class TokensContext:
+    """Contemplation tokens as they were generated, with their queries hidden.
+
+    Nothing that the tokens depend on learns. So what they have left in the cache is constant, and is kept.
+    """
+
+    theta: Theta
+    queries: Sequence[list[int]]
+    """Token ids by problem."""
+    kept: Sequence[Tensor]
+    """By problem, keys and values at every layer, as `CachedSequence.kept` returns them, of the query's first token and
+    of the contemplation tokens: 2 L, H, 1 + K, C."""
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        return {}
+
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Prefix:
+        theta, (heads, channels) = self.theta, self.theta.blocks.heads
+        queries, kept = [self.queries[number] for number in numbers], [self.kept[number] for number in numbers]
+        num_query, most = max(map(len, queries)), max(each.shape[2] for each in kept) - 1
+        # Hidden columns hold zeros. They are there because they count in positions.
+        both = torch.zeros(2 * theta.num_layers, len(kept), heads, num_query + most, channels, dtype=theta.dtype)
+        mask_BS = torch.zeros(len(kept), num_query + most, dtype=torch.bool)
+        for row, (query, each) in enumerate(zip(queries, kept, strict=True)):
+            first, end = num_query - len(query), num_query + each.shape[2] - 1
+            both[:, row, :, first], both[:, row, :, num_query:end] = each[:, :, 0], each[:, :, 1:]
+            mask_BS[row, first:end] = True
+        sequence = CachedSequence.of(both.to(theta.device), mask_BS.to(theta.device))
+        return Prefix(sequence.hiding(hidden_columns(theta.encoder, queries).to(theta.device)))
 
 
 @dataclass(frozen=True)

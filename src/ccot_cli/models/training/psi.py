@@ -30,6 +30,8 @@ def answer_loss(
     sequence: CachedSequence,
     start: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
+    *,
+    adapter: str = PSI,
 ) -> Tensor:
     """Compute the mean cross-entropy of the answers' tokens after `start` (<ANS>), under ψ (paper, LOSS_ψ).
 
@@ -38,7 +40,7 @@ def answer_loss(
     Returns:
         A scalar, the mean over all answer tokens of the batch.
     """
-    logits_MV, target_M, _ = answer_logits(adapters, sequence, start, answers)
+    logits_MV, target_M, _ = answer_logits(adapters, sequence, start, answers, adapter=adapter)
     return F.cross_entropy(logits_MV, target_M)
 
 
@@ -47,6 +49,8 @@ def answer_logits(
     sequence: CachedSequence,
     start: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
+    *,
+    adapter: str = PSI,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ψ's logits at the answers' tokens, each given those before it.
 
@@ -54,12 +58,13 @@ def answer_logits(
         sequence: Queries and contemplation tokens; extended.
         start: Ids that each row is given, the same number in all rows, at least one; they have no loss.
         answers: Ids that each row must write, end of sequence included.
+        adapter: The adapter that writes.
 
     Returns:
         The logits in float32 (M, V), the ids to write (M), and where they are in the answers (B, O; M are True).
     """
     theta = adapters.theta
-    adapters.use(PSI)
+    adapters.use(adapter)
     num_start = len(start[0])
     fed = [[*opening, *answer[:-1]] for opening, answer in zip(start, answers, strict=True)]
     fed_BT, mask_BT = pad_right(fed, fill=theta.pad_id, device=theta.device)
@@ -86,10 +91,11 @@ class PsiTraining(Training):
     """Trains ψ, and what learns with it in its context; the parameters are declared trainable on construction.
 
     Args:
-        adapters: With a ψ.
+        adapters: With a ψ, or the other adapter.
         examples: What ψ learns from: the same in every epoch, or a curriculum.
         context: Makes what ψ reads before it answers.
         stages: Epochs that begin a new stage of the curriculum: the optimiser forgets its moments and warms up again.
+        adapter: What learns in ψ's place: the chain decoder, which writes chains instead of answers.
     """
 
     def __init__(
@@ -100,13 +106,14 @@ class PsiTraining(Training):
         config: TrainPsiConfig,
         *,
         stages: Sequence[int] = (),
+        adapter: str = PSI,
     ) -> None:
-        self.adapters, self.context = adapters, context
+        self.adapters, self.context, self.adapter = adapters, context, adapter
         # An epoch's examples are made once; only one epoch's are kept.
         self._examples = lru_cache(maxsize=1)(examples if callable(examples) else lambda epoch: examples)
         self.batch_size, self.seed = config.batch_size, config.seed
         self._recomputes = config.gradient_checkpointing
-        parameters = {**adapters.parameters(PSI), **context.trained}
+        parameters = {**adapters.parameters(adapter), **context.trained}
         adapters.train_only(parameters)
         theta = adapters.theta
         self.end_1W = nn.Parameter(torch.zeros(1, theta.model.config.hidden_size + 1, device=theta.device))
@@ -139,7 +146,7 @@ class PsiTraining(Training):
         start, answers = [example.start for example in part_batch], [example.answer for example in part_batch]
         with self.adapters.theta.blocks.recomputing(self._recomputes):
             prefix = self.context.read(part, part_batch)
-            loss = answer_loss(self.adapters, prefix.sequence, start, answers)
+            loss = answer_loss(self.adapters, prefix.sequence, start, answers, adapter=self.adapter)
         # A part's means count by its proportion of the batch's tokens.
         loss = loss * (_num_answer(part_batch) / _num_answer(whole_batch))
         if not self._teaches_end:
@@ -162,7 +169,7 @@ class PsiTraining(Training):
             batch = [held_out.examples[number] for number in part]
             sequence = held_out.context.read(part, batch).sequence
             start, answers = [each.start for each in batch], [each.answer for each in batch]
-            logits_MV, target_M, mask_BO = answer_logits(self.adapters, sequence, start, answers)
+            logits_MV, target_M, mask_BO = answer_logits(self.adapters, sequence, start, answers, adapter=self.adapter)
             is_right_BO = ~mask_BO
             is_right_BO[mask_BO] = logits_MV.argmax(dim=1) == target_M
             return is_right_BO.all(dim=1).tolist(), float(F.cross_entropy(logits_MV, target_M, reduction="sum"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ccot_cli.data.batches import plan_batches
 from ccot_cli.models.base.adapters import Adapters
-from ccot_cli.models.base.cache import CachedSequence, empty_cache
+from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.query import encode_query
@@ -62,11 +62,7 @@ class FreshQueries(Queries):
         sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer)
         if not self._rounds:
             return sequence, first_BD
-        cache = empty_cache()
-        for layer in range(self.adapters.theta.num_layers):
-            keys, values = map(_rounded, sequence.keys_values(layer))
-            cache.update(keys, values, layer_idx=layer)
-        return CachedSequence(cache, sequence.mask_BS), _rounded(first_BD)
+        return CachedSequence.of(_rounded(sequence.kept()), sequence.mask_BS), _rounded(first_BD)
 
 
 class KeptQueries(Queries):
@@ -99,12 +95,8 @@ class KeptQueries(Queries):
             both[:, row, :, :start] = 0
             both[:, row, :, start:] = self._keys_values[number]
             mask_BN[row, start:] = True
-        both = both.to(theta.device)
-        cache = empty_cache()
-        for layer in range(theta.num_layers):
-            cache.update(both[2 * layer], both[2 * layer + 1], layer_idx=layer)
-        first_BD = self._last_QID[list(numbers), self.layer]
-        return CachedSequence(cache, mask_BN.to(theta.device)), first_BD.to(theta.device, theta.dtype)
+        first_BD = self._last_QID[list(numbers), self.layer].to(theta.device, theta.dtype)
+        return CachedSequence.of(both.to(theta.device), mask_BN.to(theta.device)), first_BD
 
 
 def _rounded(tensor: Tensor) -> Tensor:
@@ -135,7 +127,7 @@ def fill_queries(adapters: Adapters, queries: Sequence[list[int]], path: Path, *
         entered_BND = theta.blocks.enter(theta.blocks.embed(ids_BN), sequence)
         states = theta.blocks.run_each(entered_BND, 0, theta.num_layers, sequence)
         last_QID[list(batch)] = torch.stack([state_BND[:, -1] for state_BND in states], dim=1).to("cpu", STORED_DTYPE)
-        both = torch.stack([each for layer in range(theta.num_layers) for each in sequence.keys_values(layer)])
+        both = sequence.kept()
         for row, number in enumerate(batch):
             keys_values[number].copy_(both[:, row, :, both.shape[3] - len(queries[number]) :])
         return len(batch)

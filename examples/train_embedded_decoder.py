@@ -1,0 +1,92 @@
+"""Train the chain decoders of the methods in the package, and put them beside their methods.
+
+    python examples/train_embedded_decoder.py 0.1          # one ratio, or several
+    python examples/train_embedded_decoder.py 0.1 --keep   # leave the package as it is
+
+A decoder needs only its method and problems with chains: generated ones, of 1 to 6 steps. After an interruption, the
+same command resumes. The workspace with its logs is build/embedded/decoders.
+"""
+
+import hashlib
+import json
+import shutil
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from safetensors.torch import load_file, save_file
+
+from ccot_cli.cli.console import TerminalProgress, print_line
+from ccot_cli.cli.options import read_ratio
+from ccot_cli.cli.train_decoder import explanation_lines
+from ccot_cli.config import stage_config
+from ccot_cli.files import write_json
+from ccot_cli.models.base.adapters import DECODER
+from ccot_cli.models.base.theta import load_theta
+from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
+from ccot_cli.stages import train_decoder
+from ccot_cli.stages.methods import METHODS_FOLDER
+from ccot_cli.workspace.artifact import ArtifactSpec
+from ccot_cli.workspace.workspace import Workspace
+
+BUILD_FOLDER = Path("build/embedded/decoders")
+SETTINGS: dict[str, Any] = {
+    "data.limit": 40_000,
+    "data.validation_limit": 500,
+    "data.steps": (1, 6),
+    "data.seed": 20_000_000,
+    "train_psi.epochs": 1,
+    "train_psi.batch_size": 16,
+}
+"""What differs from the settings of `ccot init`. No problem is one that the methods learned from."""
+
+
+def adopt(workspace: Workspace, ratio: Decimal) -> None:
+    """Make a packaged method an artifact of the workspace, as if it had been trained there."""
+    settings, source = workspace.settings, METHODS_FOLDER / ratio_name(ratio)
+    model = {"model": load_theta(settings.model).fingerprint()}
+    origin = ArtifactSpec(PRECOMPUTE, None, stage_config(settings, PRECOMPUTE), model)
+    names = [path for path in sorted(source.rglob("*")) if path.is_file() and DECODER not in path.parts]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in names)).hexdigest()
+    method = ArtifactSpec(TRAIN_PSI, ratio_name(ratio), stage_config(settings, TRAIN_PSI), {"files": digest})
+    if workspace.ready(origin) is None:
+        with workspace.building(origin):
+            pass
+    if workspace.ready(method) is None:
+        with workspace.building(method) as build:
+            shutil.copytree(source, build.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DECODER))
+            build.summary["ratio"] = float(ratio)
+
+
+def ship(source: Path, target: Path) -> None:
+    """Copy an adapter, in bfloat16."""
+    target.mkdir(exist_ok=True)
+    tensors = load_file(source / "adapter_model.safetensors")
+    save_file({name: each.bfloat16() for name, each in tensors.items()}, target / "adapter_model.safetensors")
+    # The base model's path on this machine is of no use elsewhere.
+    config = json.loads((source / "adapter_config.json").read_text())
+    write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": None})
+
+
+def main(
+    ratios: Annotated[list[str], typer.Argument(help="Ratios of packaged methods.")],
+    keep: Annotated[bool, typer.Option("--keep", help="Train and measure, but leave the package as it is.")] = False,
+) -> None:
+    is_there = (BUILD_FOLDER / "ccot.yaml").exists()
+    workspace = Workspace.open(BUILD_FOLDER) if is_there else Workspace.create(BUILD_FOLDER, "embedded", SETTINGS)
+    for ratio in map(read_ratio, ratios):
+        adopt(workspace, ratio)
+        result = train_decoder.run(workspace, workspace.settings, ratio, progress=TerminalProgress())
+        print_line(f"r = {ratio:f}, {result.num_validation:,} validation problems")
+        for line in explanation_lines(result.explanations):
+            print_line(line)
+        if not keep:
+            ship(
+                workspace.folder(TRAIN_DECODER, ratio_name(ratio)) / DECODER,
+                METHODS_FOLDER / ratio_name(ratio) / DECODER,
+            )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,92 @@
+"""`ccot train-decoder`: train the decoder that writes out what contemplation tokens hold."""
+
+from dataclasses import asdict
+from typing import Any
+
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next, steps_taken
+from ccot_cli.cli.options import (
+    DeviceOption,
+    EpochsOption,
+    FormatOption,
+    RatioOption,
+    SeedOption,
+    SetOption,
+    ThreadsOption,
+    WorkspaceOption,
+    between_zero_and_one,
+    resolve,
+)
+
+
+def train_decoder(
+    folder: WorkspaceOption = None,
+    ratio: RatioOption = None,
+    epochs: EpochsOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    sets: SetOption = None,
+    format: FormatOption = "text",
+) -> None:
+    """Train a decoder that writes out the reasoning chain from the contemplation tokens, for ask --explain.
+
+    ccot train-decoder --ratio 0.1
+    ccot train-decoder --ratio 0.1 --epochs 1 --set data.limit=20000
+
+    It needs the trained method and problems with chains: an imported method will do.
+    """
+    changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device, "model.threads": threads}
+    workspace, settings, overrides = resolve(folder, changes, sets)
+    ratios = between_zero_and_one(ratio, settings)
+    from ccot_cli.stages.train_decoder import run
+
+    progress = TerminalProgress()
+    results = []
+    for each in ratios:
+        result = run(workspace, settings, each, overrides=overrides, progress=progress)
+        results.append(result)
+        if result.was_ready:
+            progress.say("ready already; nothing to do")
+        if format == "json":
+            continue
+        steps = steps_taken(result.num_steps, result.kept_step)
+        print_line(f"r = {each:f}: {result.num_validation:,} validation problems after {steps}")
+        for line in explanation_lines(result.explanations):
+            print_line(f"  {line}")
+    if format == "json":
+        print_json([asdict(result) for result in results])
+    print_next(workspace.command("ask", "--explain", "…"))
+
+
+def explanation_lines(figures: dict[str, Any]) -> list[str]:
+    """Say how well explanations fit, with 95 % Wilson intervals.
+
+    Args:
+        figures: The fields of `Explanations`.
+    """
+    lines = []
+    for kind in ("right", "wrong"):
+        recovery = figures[kind]
+        lines += [
+            f"answered {kind}: {recovery['num_problems']:,} problems",
+            _share("  results of the chain that the explanation has", recovery["results"]),
+            _share("  the same without the last result", recovery["results_before_last"]),
+            f"  token F1: {'–' if recovery['token_f1'] is None else format(recovery['token_f1'], '.3f')}",
+            _share("  explanations that end in the answer given", recovery["agreement"]),
+        ]
+    exchange = figures["exchange"]
+    return [
+        *lines,
+        f"with another problem's tokens: {exchange['num_pairs']:,} pairs with different answers",
+        _share("  the answer becomes the other's", exchange["answer"]),
+        _share("  the explanation's last number does", exchange["explanation"]),
+        _share("  both do", exchange["both"]),
+        _share("  explanation and answer agree", exchange["agreement"]),
+    ]
+
+
+def _share(label: str, proportion: dict[str, Any] | None) -> str:
+    if proportion is None:
+        return f"{label}: –"
+    share, low, high, n = (proportion[name] for name in ("accuracy", "low", "high", "n"))
+    return f"{label}: {share:.3f} ({low:.3f} – {high:.3f}, n = {n:,})"

@@ -1,0 +1,173 @@
+"""Train the chain decoder, which writes out the reasoning chain that a method's contemplation tokens hold.
+
+It needs the trained method and problems with chains; the files of the earlier stages may be gone.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ccot_cli import ranks
+from ccot_cli.config import DataConfig, Settings, stage_config
+from ccot_cli.data.batches import bucketed
+from ccot_cli.data.problems import Problem, load_training
+from ccot_cli.models.base.adapters import DECODER, PSI, Adapters
+from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.decoding.explanation import opening
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.loading import load_method
+from ccot_cli.models.selection.gold import STORED_DTYPE
+from ccot_cli.models.training.contexts import TokensContext
+from ccot_cli.models.training.examples import PsiExample
+from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
+from ccot_cli.models.training.psi import HeldOut, PsiTraining
+from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
+from ccot_cli.progress import Progress
+from ccot_cli.stages.explanations import measure_explanations
+from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
+from ccot_cli.stages.validation import MOST_JUDGED, caps
+from ccot_cli.workspace.artifact import ArtifactSpec
+from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class TrainDecoderResult:
+    """How well the explanations of validation problems fit."""
+
+    ratio: float
+    num_steps: int
+    train_loss: float
+    """Mean loss of the last epoch."""
+    num_problems: int
+    """Training problems."""
+    num_validation: int
+    explanations: dict[str, Any]
+    """The fields of `Explanations`, measured on the validation problems."""
+    decoding: dict[str, Any] = field(default_factory=dict)
+    """The caps that they were measured with."""
+    kept_step: int | None = None
+    """The step whose weights did best on validation problems, and were kept."""
+    was_ready: bool = False
+
+
+def run(
+    workspace: Workspace,
+    settings: Settings,
+    ratio: Decimal,
+    *,
+    overrides: Sequence[str] = (),
+    progress: Progress,
+) -> TrainDecoderResult:
+    """Train and save the decoder of one ratio, with the settings of `train_psi`; an interrupted run resumes.
+
+    The problems are those that `precompute` read, but for settings of `data` among the overrides.
+
+    Raises:
+        MissingError: if there is no trained ψ for this ratio.
+        UsageError: if the source of the problems is missing.
+        ResourceError: if a single problem does not fit into memory.
+    """
+    key = ratio_name(ratio)
+    psi = workspace.require(TRAIN_PSI, key)
+    source = workspace.artifact(PRECOMPUTE) or workspace.require(PRECOMPUTE)
+    given = [name for name in overrides if name.startswith("data.")]
+    data = source.read_as(DataConfig, source.manifest.config["data"] | _values(settings, given))
+    settings = settings.model_copy(update={"data": data})
+    # Options that `precompute` was given hold here too, so that they do not look like changes of ccot.yaml.
+    inherited = [name for name in source.manifest.overrides if name.startswith("data.")]
+    spec = ArtifactSpec(
+        TRAIN_DECODER,
+        key,
+        stage_config(settings, TRAIN_DECODER),
+        {TRAIN_PSI: psi.fingerprint},
+        (*overrides, *(name for name in inherited if name not in overrides)),
+    )
+    if ready := ranks.first(lambda: ready_result(workspace, spec, TrainDecoderResult)):
+        return ready
+    theta = load_matching_theta(settings, source)
+    theta.require_resident("training a decoder")
+    psi.check()
+    adapters = Adapters(theta)
+    method = load_method(adapters, psi.folder, settings.decoding)
+    assert isinstance(method, CcotMethod)
+    with building(workspace, spec, progress) as build:
+        result = _train(method, psi.folder / PSI, settings, build, progress)
+        build.summary.update(asdict(result))
+    return result
+
+
+def _values(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
+    """Return settings of `data` by their names without the section."""
+    return {name: getattr(settings.data, name) for name in (each.removeprefix("data.") for each in names)}
+
+
+def _train(method: CcotMethod, psi: Path, settings: Settings, build: Build, progress: Progress) -> TrainDecoderResult:
+    config, adapters = settings.train_psi, method.adapters
+    # From ψ, which reads such tokens already. θ, where a fresh adapter starts, is thrown off by them.
+    adapters.load(DECODER, psi)
+    loaded = load_training(settings.data)
+    for note in loaded.notes:
+        progress.say(note)
+    examples, context = _lessons(method, loaded.train, 2 * config.batch_size, progress)
+    training = PsiTraining(adapters, examples, context, config, adapter=DECODER)
+    judged = HeldOut(*_lessons(method, loaded.validation[:MOST_JUDGED], 2 * config.batch_size, progress))
+    trained = train(
+        training,
+        log=build.folder / LOG_FILE,
+        checkpoint=build.scratch(CHECKPOINT_FILE),
+        label=f"decoder at r = {method.ratio:f}",
+        checkpoint_steps=config.checkpoint_steps,
+        progress=progress,
+        judge=lambda: training.judge(judged),
+    )
+    adapters.train_only(())
+    adapters.save(DECODER, build.folder)
+    explanations = measure_explanations(method, loaded.validation, settings.eval.batch_size, progress)
+    return TrainDecoderResult(
+        ratio=float(method.ratio),
+        num_steps=training.optimiser.step_count,
+        kept_step=trained.kept_step,
+        train_loss=trained.loss,
+        num_problems=len(examples),
+        num_validation=len(loaded.validation),
+        explanations=asdict(explanations),
+        decoding=caps(settings),
+    )
+
+
+def _lessons(
+    method: CcotMethod, problems: Sequence[Problem], batch_size: int, progress: Progress
+) -> tuple[list[PsiExample], TokensContext]:
+    """Return what the decoder learns to write of each problem, and what from: the tokens that the method generates.
+
+    Problems are left out if their tokens and their chain have more tokens than the model has positions.
+    """
+    theta, start = method.theta, opening(method.theta.encoder)
+    encoded = theta.encoder.problems(problems)
+    lengths = [len(each.query) for each in encoded]
+    batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
+    found: dict[int, Tensor] = {}
+
+    def run(batch: Sequence[int]) -> list[tuple[int, Tensor]]:
+        kept = method.kept_tokens([encoded[number].query for number in batch])
+        return [(number, each.to("cpu", STORED_DTYPE)) for number, each in zip(batch, kept, strict=True)]
+
+    with progress.task("contemplation tokens", total=len(problems), unit="problems") as advance:
+        for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
+            for part in parts:
+                found.update(part)
+                advance(len(part))
+    end, most = theta.encoder.tokenizer.eos_token_id, theta.blocks.num_positions
+    lessons = [
+        (PsiExample(each.query, start, [*each.chain, end], found[number].shape[2] - 1), found[number])
+        for number, each in enumerate(encoded)
+    ]
+    lessons = [lesson for lesson in lessons if most is None or lesson[0].length <= most]
+    examples = [example for example, _ in lessons]
+    return examples, TokensContext(theta, [each.query for each in examples], [kept for _, kept in lessons])

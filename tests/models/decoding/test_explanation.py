@@ -1,0 +1,151 @@
+"""The decoder sees contemplation tokens, and nothing of the question."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import shaken
+from setups import PROBLEMS
+from torch import Tensor
+
+from ccot_cli.config import DecodingConfig, TrainPsiConfig
+from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.models.base.adapters import DECODER, PHI, PSI, Adapters
+from ccot_cli.models.base.cache import CachedSequence
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.draft import Draft
+from ccot_cli.models.decoding.end import End
+from ccot_cli.models.decoding.explanation import explain, hidden_columns, opening
+from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.method import MethodInfo
+from ccot_cli.models.training.contexts import TokensContext
+from ccot_cli.models.training.examples import PsiExample
+from ccot_cli.models.training.psi import PsiTraining, answer_logits
+from ccot_cli.tensors.probes import Logistic, Probe
+
+QUERIES = [[0, 5, 6, 7, 8, 9], [0, 11, 12, 13], [0, 21, 22, 23, 24]]
+CHAIN = [3, 4, 5]
+
+
+def with_decoder(theta: Theta) -> Adapters:
+    """φ, ψ and a decoder, with weights that do something."""
+    adapters = shaken(theta, PHI, PSI)
+    adapters.add(DECODER, rank=4, alpha=8, seed=4)
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in adapters.parameters(DECODER).items():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.2, generator=generator)
+    return adapters
+
+
+def never_ending(theta: Theta) -> CcotMethod:
+    """Generate as many tokens as the cap allows: three."""
+    width = theta.model.config.hidden_size
+    never = Logistic(torch.zeros(width), torch.tensor(-9.0))
+    draft = Draft(Probe(torch.zeros(width, 1), torch.zeros(1, dtype=torch.long)), 0.0)
+    decoding = DecodingConfig(cap_tokens=30, max_chain_tokens=12)
+    return CcotMethod(with_decoder(theta), MethodInfo("ccot", "0.1", 2), decoding, End(never, never), draft)
+
+
+@pytest.fixture
+def method(theta: Theta) -> CcotMethod:
+    return never_ending(theta)
+
+
+def logits(method: CcotMethod, hidden: CachedSequence) -> Tensor:
+    start = [opening(method.theta.encoder)] * len(QUERIES)
+    with torch.no_grad():
+        return answer_logits(method.adapters, hidden, start, [CHAIN] * len(QUERIES), adapter=DECODER)[0]
+
+
+def sequence_of(method: CcotMethod) -> CachedSequence:
+    sequence, first_BD = encode_query(method.adapters, QUERIES, layer=2)
+    method.generate(sequence, first_BD)
+    return sequence
+
+
+def changed(sequence: CachedSequence, columns: slice) -> CachedSequence:
+    """Put other keys and values into some columns."""
+    kept = sequence.kept().clone()
+    kept[:, :, :, columns] += 1.0
+    return CachedSequence.of(kept, sequence.mask_BS)
+
+
+def test_the_decoder_sees_the_tokens_but_not_the_question(method: CcotMethod) -> None:
+    sequence, hidden_BN = sequence_of(method), hidden_columns(method.theta.encoder, QUERIES)
+    num_query = hidden_BN.shape[1]
+    assert hidden_BN.sum(dim=1).tolist() == [5, 5, 5]  # all but the first token, which every query has
+    before = logits(method, sequence.hiding(hidden_BN))
+    question, token = slice(1, num_query), slice(num_query + 1, num_query + 2)
+    # The first token of the shorter queries, which is visible, lies in these columns too.
+    longest = torch.tensor([True, False, False]).repeat_interleave(len(CHAIN))
+    assert torch.equal(logits(method, changed(sequence, question).hiding(hidden_BN))[longest], before[longest])
+    assert (logits(method, changed(sequence, token).hiding(hidden_BN)) - before).abs().max() > 1e-3
+    # Without the mask the question would be seen.
+    assert not torch.allclose(logits(method, sequence.copy()), before, atol=1e-3)
+
+
+def test_a_first_token_that_queries_do_not_share_is_hidden(llama: Theta) -> None:
+    hidden_BN = hidden_columns(llama.encoder, [[7, 8], [0, 8, 9]])
+    assert hidden_BN.tolist() == [[True, True, True], [False, True, True]]
+
+
+def test_an_explanation_opens_with_nothing_of_the_question(llama: Theta) -> None:
+    encoder = llama.encoder
+    assert opening(encoder) == encoder.query("How many?")[-1:]
+    bare = Encoder(encoder.tokenizer, Template("{question}"))
+    assert bare.query("How many?")[-1:] != opening(bare)
+
+
+def test_explaining_leaves_the_answer_and_what_it_is_decoded_from(method: CcotMethod) -> None:
+    questions = [problem.question for problem in PROBLEMS[:3]]
+    plain, _ = method.reply(questions)
+    explained, _ = replace(method, explains=True).reply(questions)
+    assert explained == plain
+    assert [reply.explanation for reply in plain] == [None] * 3
+    assert all(isinstance(reply.explanation, str) for reply in explained)
+
+
+def test_kept_tokens_are_read_as_those_that_were_just_generated(method: CcotMethod) -> None:
+    expected = logits(method, sequence_of(method).hiding(hidden_columns(method.theta.encoder, QUERIES)))
+    context = TokensContext(method.theta, QUERIES, method.kept_tokens(QUERIES))
+    sequence = context.read(range(len(QUERIES))).sequence
+    torch.testing.assert_close(logits(method, sequence), expected, atol=1e-4, rtol=1e-4)
+
+
+def overfit(method: CcotMethod, num_epochs: int) -> tuple[list[float], PsiTraining]:
+    """Let the decoder learn three chains."""
+    encoder = method.theta.encoder
+    problems = encoder.problems(PROBLEMS[:3])
+    queries = [each.query for each in problems]
+    examples = [
+        PsiExample(each.query, opening(encoder), [*each.chain[:8], encoder.tokenizer.eos_token_id], 3)
+        for each in problems
+    ]
+    context = TokensContext(method.theta, queries, method.kept_tokens(queries))
+    config = TrainPsiConfig(epochs=num_epochs, batch_size=3, learning_rate=2e-2)
+    training = PsiTraining(method.adapters, examples, context, config, adapter=DECODER)
+    return list(training.steps()), training
+
+
+def test_training_lowers_the_loss_and_changes_the_decoder_alone(llama: Theta) -> None:
+    method = never_ending(llama)
+    before = {name: each.clone() for name, each in method.adapters.named_parameters()}
+    losses, _ = overfit(method, 24)
+    assert losses[-1] < 0.8 * losses[0]
+    moved = {name for name, each in method.adapters.named_parameters() if not torch.equal(each, before[name])}
+    assert moved == method.adapters.parameters(DECODER).keys()
+
+
+@pytest.mark.slow
+def test_an_overfitted_decoder_writes_the_chains(llama: Theta) -> None:
+    method = never_ending(llama)
+    _, training = overfit(method, 150)
+    encoder = llama.encoder
+    problems = encoder.problems(PROBLEMS[:3])
+    method.adapters.train_only(())
+    sequence = training.context.read(range(3), ()).sequence
+    written = explain(method.adapters, sequence, max_tokens=12)
+    assert written == [encoder.decode(each.chain[:8]).strip() for each in problems]
+    assert len({*written}) == 3

@@ -1,0 +1,127 @@
+"""A decoder is trained for a finished method, which is left as it was."""
+
+from pathlib import Path
+
+import pytest
+
+from ccot_cli.config import DataConfig
+from ccot_cli.data.problems import LoadedProblems
+from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.overrides import override
+from ccot_cli.progress import Progress
+from ccot_cli.stages import export, import_, train_decoder
+from ccot_cli.stages.ask import Asker
+from ccot_cli.workspace.workspace import Workspace
+from stages.runs import RATIO, MakeRun, Run, Stopping, Told, tensors_of
+
+QUESTION = "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
+
+
+@pytest.fixture
+def trained(make_run: MakeRun) -> Run:
+    return trained_run(make_run, "run")
+
+
+def trained_run(make_run: MakeRun, name: str, **changes: object) -> Run:
+    run = make_run(name, **changes)
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    return run
+
+
+def train(run: Run, progress: Progress | None = None, **changes: object) -> train_decoder.TrainDecoderResult:
+    settings = override(run.settings, changes)
+    return train_decoder.run(run.workspace, settings, RATIO, overrides=tuple(changes), progress=progress or Progress())
+
+
+def test_a_decoder_needs_nothing_but_the_trained_method(trained: Run, tmp_path: Path) -> None:
+    whole = train(trained)
+    assert whole.num_problems == 20
+    assert whole.num_validation == 6
+    assert {*whole.explanations} == {"right", "wrong", "exchange"}
+    counted = [whole.explanations[kind]["num_problems"] for kind in ("right", "wrong")]
+    assert sum(counted) == whole.num_validation
+    assert train(trained).was_ready
+    # An archive carries it, and an imported method can be given one where it has none.
+    with_decoder, without = tmp_path / "with.zip", tmp_path / "without.zip"
+    assert export.run(trained.workspace, with_decoder).methods == ["train-psi/r0.10", "train-decoder/r0.10"]
+    folder = trained.workspace.folder("train-decoder", "r0.10")
+    folder.rename(tmp_path / "decoder")
+    export.run(trained.workspace, without)
+    model = str(trained.settings.model.name)
+    import_.run(str(with_decoder), tmp_path / "imported", model=model)
+    import_.run(str(without), tmp_path / "bare", model=model)
+    imported, bare = Workspace.open(tmp_path / "imported"), Workspace.open(tmp_path / "bare")
+    again = train_decoder.run(bare, override(bare.settings, {"train_psi.epochs": 1}), RATIO, progress=Progress())
+    assert not again.was_ready
+    one, other = (tensors_of(each.folder("train-decoder", "r0.10")) for each in (imported, bare))
+    assert one.keys() == other.keys()
+    asker = Asker(imported, imported.settings, RATIO, explains=True)
+    assert asker.ask(QUESTION).explanation is not None
+
+
+def test_an_interrupted_training_ends_in_the_same_bytes(make_run: MakeRun) -> None:
+    changes = {"train_psi.checkpoint_steps": 1, "train_psi.epochs": 3}
+    whole, halted = trained_run(make_run, "whole", **changes), trained_run(make_run, "halted", **changes)
+    train(whole)
+    with pytest.raises(KeyboardInterrupt):
+        train(halted, Stopping("decoder", 4))
+    rest = Told()
+    train(halted, rest)
+    assert [left for label, left in rest.left.items() if label.startswith("decoder")] == [5]
+    one, other = (run.workspace.require("train-decoder", "r0.10") for run in (whole, halted))
+    assert one.manifest.files == other.manifest.files
+
+
+def test_the_method_keeps_its_bytes_and_its_answers(trained: Run) -> None:
+    psi = trained.workspace.folder("train-psi", "r0.10")
+    before = Asker(trained.workspace, trained.settings, RATIO).ask(QUESTION)
+    manifest = trained.workspace.require("train-psi", "r0.10").manifest
+    train(trained)
+    trained.workspace.require("train-psi", "r0.10").check()
+    assert trained.workspace.require("train-psi", "r0.10").manifest == manifest
+    explained = Asker(trained.workspace, trained.settings, RATIO, explains=True).ask(QUESTION)
+    assert psi.exists()
+    assert (explained.answer, explained.text) == (before.answer, before.text)
+    assert before.explanation is None
+    assert "explanation" not in before.printed()
+    assert explained.printed()["explanation"] == explained.explanation
+
+
+def test_what_is_missing_is_named(make_run: MakeRun, trained: Run) -> None:
+    with pytest.raises(MissingError) as no_psi:
+        train(make_run("empty"))
+    assert "train-psi" in no_psi.value.message
+    with pytest.raises(MissingError) as no_decoder:
+        Asker(trained.workspace, trained.settings, RATIO, explains=True)
+    assert "ccot train-decoder --ratio 0.1" in no_decoder.value.fix
+    with pytest.raises(UsageError) as no_tokens:
+        Asker(trained.workspace, trained.settings, None, "cot", explains=True)
+    assert "--explain" in no_tokens.value.message
+
+
+def test_a_decoder_of_an_earlier_psi_explains_nothing(trained: Run) -> None:
+    train(trained)
+    changed = override(trained.settings, {"train_psi.seed": 5})
+    Run(trained.workspace, changed).train_psi()
+    assert trained.workspace.state("train-decoder", "r0.10", trained.settings).name == "stale"
+    with pytest.raises(MissingError, match="stale"):
+        Asker(trained.workspace, trained.settings, RATIO, explains=True)
+
+
+def test_problems_are_those_of_precompute_but_for_what_is_given(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[DataConfig] = []
+
+    def watched(config: DataConfig) -> LoadedProblems:
+        asked.append(config)
+        raise InterruptedError
+
+    monkeypatch.setattr(train_decoder, "load_training", watched)
+    recorded = trained.workspace.require("precompute").manifest.config["data"]
+    for changes in ({}, {"data.limit": 30}):
+        with pytest.raises(InterruptedError):
+            train(trained, **changes)
+    assert [each.limit for each in asked] == [recorded["limit"], 30]
+    assert asked[1].seed == recorded["seed"]
