@@ -78,7 +78,7 @@ REFINING: dict[str, Any] = {
     "data.limit": 30_000,
     "train_phi.taught_epochs": 0,
     "train_phi.epochs": 2,
-    "train_psi.epochs": 2,
+    "train_psi.epochs": 4,
 }
 """Settings of the last part, in which the usual ratio's φ goes on with fresh problems, and its ψ begins anew."""
 SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct",)
@@ -251,7 +251,7 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
 - The methods: on 50,000 such problems of 1 to 6 steps, with the settings of `ccot init` except those that
   `examples/train_embedded.py` names, seed 0. The problems are the script's, byte for byte; the stages were run one by
   one, with code that kept ψ's and `direct`'s last weights instead of their best ones. At r = 0.3, φ then went on for
-  938 steps with 30,000 fresh problems, and ψ began anew and had 938 steps with them; its best weights were kept.
+  938 steps with 30,000 fresh problems, and ψ began anew and had 1,876 steps with them.
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator.
