@@ -247,7 +247,7 @@ def test_a_full_disk_names_the_folder_whatever_library_met_it(workspace: Workspa
             raise error
 
     with pytest.raises(
-        ResourceError, match=r"no room for my-run/precompute: more than .* B needed, .* free \("
+        ResourceError, match=r"no room for my-run/precompute: more than .*B needed, .* free \("
     ) as caught:
         attempt()
     assert caught.value.exit_code == 5
