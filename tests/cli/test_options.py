@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from ccot_cli.cli import app
-from ccot_cli.cli.options import RatioOption, resolve
+from ccot_cli.cli.options import RatioOption, read_set, resolve
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
 from ccot_cli.workspace.workspace import Workspace
@@ -121,3 +121,7 @@ def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
     out, _ = output(capsys, "status", "--format", "json")
     assert json.loads(out)["next"] == "ccot train-phi"
     assert Workspace.open(here).command_for("precompute", None) == "ccot precompute --limit 5"
+
+
+def test_a_tag_without_a_value_is_text() -> None:
+    assert read_set("model.name=!!int") == ("model.name", "!!int")

@@ -276,7 +276,8 @@ def read_set(text: str) -> tuple[str, object]:
         raise UsageError(f"--set {text} is no setting with a value", fix="--set train_phi.batch_size=32")
     try:
         read = yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, RecursionError):
+        # Also for a tag that its value does not fit, such as `!!int`: the text is then refused like any other.
         read = value
     # No setting is a mapping, so `Q: {question}` is text.
     return name.strip(), value if isinstance(read, dict) else read
