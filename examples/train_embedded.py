@@ -1,6 +1,6 @@
 """Train the methods of the embedded model, θ of `train_theta.py`, and measure them.
 
-    python examples/train_embedded.py --people gsm8k.jsonl                 # everything, two hours on two cores
+    python examples/train_embedded.py --people gsm8k.jsonl                 # everything, hours on two cores
     python examples/train_embedded.py --people gsm8k.jsonl --only domain   # the record of the training questions
     python examples/train_embedded.py --people gsm8k.jsonl --only calibration   # of confidence, for what is shipped
     python examples/train_embedded.py --people gsm8k.jsonl --only card --test-people people.jsonl
