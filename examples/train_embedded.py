@@ -27,7 +27,7 @@ from ccot_cli.data.domain import Domain
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
-from ccot_cli.models.base.adapters import PHI
+from ccot_cli.models.base.adapters import ADAPTER_FILE, PHI
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.names import TRAIN_BASELINE, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.overrides import override
@@ -161,14 +161,20 @@ def ship(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     shutil.copy(source / "method.json", target)
     for path in source.rglob("*.safetensors"):
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        tensors, config = load_file(path), path.parent / "adapter_config.json"
-        is_adapter = config.exists()
-        save_file({name: each.bfloat16() if is_adapter else each for name, each in tensors.items()}, copy)
-        if is_adapter:
-            # The base model's path on this machine is of no use elsewhere.
-            write_json(copy.parent / config.name, {**json.loads(config.read_text()), "base_model_name_or_path": None})
+        if path.name == ADAPTER_FILE:
+            ship_adapter(path.parent, target / path.parent.relative_to(source))
+        else:
+            shutil.copy(path, target)
+
+
+def ship_adapter(source: Path, target: Path) -> None:
+    """Copy an adapter, in bfloat16."""
+    target.mkdir(exist_ok=True)
+    tensors = load_file(source / ADAPTER_FILE)
+    save_file({name: each.bfloat16() for name, each in tensors.items()}, target / ADAPTER_FILE)
+    # The base model's path on this machine is of no use elsewhere.
+    config = json.loads((source / "adapter_config.json").read_text())
+    write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": None})
 
 
 def calibrate_methods() -> None:

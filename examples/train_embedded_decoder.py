@@ -8,20 +8,18 @@ same command resumes. The workspace with its logs is build/embedded/decoders.
 """
 
 import hashlib
-import json
 import shutil
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from safetensors.torch import load_file, save_file
+from train_embedded import ship_adapter
 
 from ccot_cli.cli.console import TerminalProgress, print_line
 from ccot_cli.cli.options import read_ratio
 from ccot_cli.cli.train_decoder import explanation_lines
 from ccot_cli.config import stage_config
-from ccot_cli.files import write_json
 from ccot_cli.models.base.adapters import DECODER
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
@@ -59,16 +57,6 @@ def adopt(workspace: Workspace, ratio: Decimal) -> None:
             build.summary["ratio"] = float(ratio)
 
 
-def ship(source: Path, target: Path) -> None:
-    """Copy an adapter, in bfloat16."""
-    target.mkdir(exist_ok=True)
-    tensors = load_file(source / "adapter_model.safetensors")
-    save_file({name: each.bfloat16() for name, each in tensors.items()}, target / "adapter_model.safetensors")
-    # The base model's path on this machine is of no use elsewhere.
-    config = json.loads((source / "adapter_config.json").read_text())
-    write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": None})
-
-
 def main(
     ratios: Annotated[list[str], typer.Argument(help="Ratios of packaged methods.")],
     keep: Annotated[bool, typer.Option("--keep", help="Train and measure, but leave the package as it is.")] = False,
@@ -82,7 +70,7 @@ def main(
         for line in explanation_lines(result.explanations):
             print_line(line)
         if not keep:
-            ship(
+            ship_adapter(
                 workspace.folder(TRAIN_DECODER, ratio_name(ratio)) / DECODER,
                 METHODS_FOLDER / ratio_name(ratio) / DECODER,
             )
