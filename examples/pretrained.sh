@@ -13,11 +13,11 @@ set -euo pipefail
 problems=$1
 run=${2:-build/pretrained}
 mkdir -p "$run"
-research=$(dirname "$0")/research
-[ -e "$run/test.jsonl" ] || python "$research/split.py" "$problems" "$run/train.jsonl" "$run/test.jsonl"
+examples=$(dirname "$0")
+[ -e "$run/test.jsonl" ] || python "$examples/research/split.py" "$problems" "$run/train.jsonl" "$run/test.jsonl"
 # More problems to learn arithmetic from: the training problems again, with other numbers.
 [ -e "$run/validation.jsonl" ] ||
-  python "$research/renumber.py" "$run/train.jsonl" "$run/more.jsonl" "$run/validation.jsonl"
+  python "$examples/renumber.py" "$run/train.jsonl" "$run/more.jsonl" "$run/validation.jsonl"
 
 # θ as it comes does not write such chains. It learns to, with a LoRA adapter that becomes a part of it.
 if [ ! -e "$run/theta" ]; then

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from safetensors.torch import load_file, save_file
-from training_texts import read_people, replaceable_stems, solved
+from training_texts import read_people, replaceable_stems, with_new_words
 
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.config import Settings
@@ -100,7 +100,8 @@ def write_problems(people: Path, path: Path, *, seed: int, drawn: int, kept: int
     generated = generate("train", seed=seed, steps=STEPS)
     solutions = dict(read_people(people))
     while len(solutions) < drawn:
-        question, solution = solved(rng, stems, next(generated))
+        problem = next(generated)
+        question, solution = with_new_words(rng, stems, (problem.question, problem.solution))
         solutions.setdefault(question, solution)
     rows = list(solutions.items())
     rng.shuffle(rows)

@@ -26,13 +26,14 @@ import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from training_texts import Solved, read_people, replaceable_stems, solved, sums
+from training_texts import Solved, read_people, renumbered, replaceable_stems, sums, with_new_words
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.data.families import WordProblem
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
@@ -56,8 +57,8 @@ QUESTION_WEIGHT = 0.3
 """Weight of a question's token in the loss. Predicting questions teaches their language: θ answers more of them."""
 NUM_TOKENIZER_PROBLEMS = 20_000
 NUM_WORDS = 5_000
-PEOPLE_PROBABILITY = 0.06
-"""How often a training problem is one that people wrote."""
+PEOPLE_PROBABILITY = 0.1
+"""How often a training problem is one that people wrote, with other numbers where these can be replaced."""
 SUMS_PROBABILITY = 0.1
 """How often a training example is sums alone."""
 
@@ -72,9 +73,14 @@ class Phase:
     steps: int
     most_steps: int
     """Most reasoning steps of a problem."""
+    long_probability: float
+    """How often a generated problem has more than half of the most steps there are."""
 
 
-PHASES = (Phase(steps=11_000, most_steps=5), Phase(steps=4_200, most_steps=10))
+PHASES = (
+    Phase(steps=5_000, most_steps=5, long_probability=0.0),
+    Phase(steps=2_600, most_steps=MOST_STEPS, long_probability=0.15),
+)
 """Long problems last: they take longer, and consist of what short ones teach."""
 
 
@@ -176,18 +182,23 @@ class Batches:
         seed = self.number * 1_000_000 + self._step
         rng = random.Random(seed)
         generated = generate("train", seed=seed, steps=(1, PHASES[self.number].most_steps))
+        long = generate("train", seed=seed, steps=(MOST_STEPS // 2 + 1, MOST_STEPS))
         encoded = sorted(
-            (self._draw(rng, generated) for _ in range(BATCH_SIZE * POOL_BATCHES)), key=lambda example: len(example[0])
+            (self._draw(rng, generated, long) for _ in range(BATCH_SIZE * POOL_BATCHES)),
+            key=lambda example: len(example[0]),
         )
         self._pool = [encoded[start : start + BATCH_SIZE] for start in range(0, len(encoded), BATCH_SIZE)]
         rng.shuffle(self._pool)
 
-    def _draw(self, rng: random.Random, generated: Iterator[WordProblem]) -> Example:
+    def _draw(self, rng: random.Random, generated: Iterator[WordProblem], long: Iterator[WordProblem]) -> Example:
         if rng.random() < SUMS_PROBABILITY:
             return self._practice(rng)
         if rng.random() < PEOPLE_PROBABILITY:
-            return self._encode(rng.choice(self.people))
-        return self._encode(solved(rng, self._stems, next(generated)))
+            told = renumbered(rng, rng.choice(self.people))
+        else:
+            problem = next(long if rng.random() < PHASES[self.number].long_probability else generated)
+            told = problem.question, problem.solution
+        return self._encode(with_new_words(rng, self._stems, told))
 
     def _encode(self, told: Solved) -> Example:
         question, solution = told

@@ -7,11 +7,13 @@ import re
 from bisect import bisect_left
 from pathlib import Path
 
-from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, Step, WordProblem
+from renumber import LINE, retell
+
+from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, Step
 from ccot_cli.data.grammar import lexicon
 
 NEW_WORDS_PROBABILITY, REPLACED = 0.15, 0.7
-"""How often a generated problem has words that do not exist, and how many of its nouns and names then are such."""
+"""How often a problem has words that do not exist, and how many of its nouns and names then are such."""
 NUM_SUMS = 10
 """Sums in an example that is sums alone."""
 ANNOTATED = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
@@ -40,6 +42,16 @@ def read_people(path: Path) -> list[Solved]:
     return [each for each in chosen if not is_held_out(each)]
 
 
+def renumbered(rng: random.Random, told: Solved) -> Solved:
+    """Return a problem with other numbers; with its own if these cannot be replaced."""
+    question, solution = told
+    new = retell(question, "\n".join(found[0] for found in LINE.finditer(solution)), rng)
+    steps = [found.groups() for found in LINE.finditer(new[1])] if new else []
+    if not new or max(int(number) for left, _, right, result in steps for number in (left, right, result)) > LARGEST:
+        return told
+    return new[0], "\n".join([*(write_step(*step) for step in steps), f"#### {new[2]}"])
+
+
 def is_held_out(told: Solved) -> bool:
     """Tell whether training never sees a problem that people wrote; one in ten is."""
     return hashlib.sha256(told[0].encode()).digest()[0] < 26
@@ -52,20 +64,16 @@ def replaceable_stems() -> list[str]:
     return sorted({word.lower().removesuffix("s") for word in nouns | names if len(word) >= 4 and word.isalpha()})
 
 
-def solved(rng: random.Random, stems: list[str], problem: WordProblem) -> Solved:
-    """Return a generated problem, now and then with new words."""
-    told = problem.question, problem.solution
-    return with_new_words(rng, stems, told) if rng.random() < NEW_WORDS_PROBABILITY else told
-
-
 def with_new_words(rng: random.Random, stems: list[str], told: Solved) -> Solved:
-    """Put words that do not exist, made of two that do, in the place of a problem's nouns and names.
+    """Put words that do not exist, made of two that do, in the place of some problems' nouns and names.
 
     So θ learns what to do with words that it does not know.
 
     Args:
         stems: Of nouns and names, as `replaceable_stems` returns them.
     """
+    if rng.random() > NEW_WORDS_PROBABILITY:
+        return told
     question, solution = told
     of_question = dict.fromkeys(each.lower().removesuffix("s") for each in re.findall(r"[A-Za-z]{4,}", question))
     for stem in of_question:

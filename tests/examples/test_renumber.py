@@ -14,7 +14,7 @@ from examples.scripts import script
 
 @pytest.fixture(scope="module")
 def renumber() -> ModuleType:
-    return script("research/renumber.py")
+    return script("renumber.py")
 
 
 QUESTION = "There were 42 seeds. 36 went into the big garden, and 2 into each of the small ones. How many gardens?"

@@ -85,8 +85,8 @@ class Run:
         settings = override(self.settings, changes)
         return precompute.run(self.workspace, settings, progress=progress or Progress())
 
-    def score(self) -> score.ScoreResult:
-        return score.run(self.workspace, self.settings, RATIO, progress=Progress())
+    def score(self, progress: Progress | None = None) -> score.ScoreResult:
+        return score.run(self.workspace, self.settings, RATIO, progress=progress or Progress())
 
     def train_phi(self, progress: Progress | None = None) -> train_phi.TrainPhiResult:
         return train_phi.run(self.workspace, self.settings, RATIO, progress=progress or Progress())

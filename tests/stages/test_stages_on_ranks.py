@@ -16,7 +16,7 @@ from ccot_cli.errors import BusyError
 from ccot_cli.models.training.loop import LOG_FILE, read_lines
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
-from ccot_cli.stages import evaluate, train_baseline
+from ccot_cli.stages import evaluate, score, train_baseline
 from ccot_cli.workspace.lock import lock
 from stages.runs import MakeRun, Run, Told, same_tensors
 
@@ -148,3 +148,27 @@ def test_layer_by_layer_the_first_rank_trains_for_all(make_run: MakeRun) -> None
     folders = [run.workspace.root / "train-phi" / "r0.10" for run in (alone, together)]
     assert content(folders[0]) == content(folders[1])
     assert same_tensors(*folders)
+
+
+@pytest.mark.parametrize("max_disk", [None, 0.0005])
+def test_each_rank_writes_a_part_of_the_selected_states(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, max_disk: float | None
+) -> None:
+    monkeypatch.setattr(score, "SHARD_BYTES", 20_000)
+    settings = {"data.limit": 60, "precompute.max_disk": max_disk}
+    alone, together = make_run("alone", **settings), make_run("together", **settings)
+    for run in (alone, together):
+        assert run.precompute().is_every_index == (max_disk is None)
+    expected = alone.score()
+
+    def scored() -> tuple[score.ScoreResult, int]:
+        told = Told()
+        return together.score(told), told.left["selected states, one of 2 shares"]
+
+    (first, num_first), (second, num_second) = on_ranks(2, scored)
+    assert first == second == expected
+    assert 0 < num_first < num_first + num_second == expected.num_problems
+    folders = [run.workspace.root / "score" / "r0.10" for run in (alone, together)]
+    assert content(folders[0]) == content(folders[1])
+    assert len(list(folders[0].glob("shard-*"))) > 3
+    assert sorted(path.name for path in folders[1].glob("*.json")) == sorted(p.name for p in folders[0].glob("*.json"))

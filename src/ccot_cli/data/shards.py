@@ -10,7 +10,7 @@ A shard's tensors (R rows, P problems):
 Dimensions: R rows of a shard, J rows of a problem, I hidden-state indices, D width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
@@ -191,11 +191,12 @@ def missing_shards(folder: Path, planned: Sequence[list[int]], num_indices: int)
     return runs
 
 
-def read_records(folder: Path, *, indices: slice = slice(None)) -> Iterator[Record]:
-    """Yield every record, in the order of the shards.
+def read_records(folder: Path, *, indices: slice = slice(None), wanted: Set[int] | None = None) -> Iterator[Record]:
+    """Yield records, in the order of the shards.
 
     Args:
         indices: Which of the stored hidden-state indices to read; all by default.
+        wanted: Numbers of the problems whose records are read; all by default.
 
     Raises:
         CorruptError: if a shard is damaged.
@@ -206,6 +207,8 @@ def read_records(folder: Path, *, indices: slice = slice(None)) -> Iterator[Reco
             offsets = shard.get_tensor("offsets").tolist()
             states = shard.get_slice("states")
             for index, number in enumerate(shard.get_tensor("numbers").tolist()):
+                if wanted is not None and number not in wanted:
+                    continue
                 start, end = offsets[index], offsets[index + 1]
                 yield Record(number, states[start:end, indices], token_ids[start:end], positions[start:end])
 

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from math import ceil
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from ccot_cli import ranks
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.data.shards import Record, ShardWriter, missing_shards, plan_shards, shard_paths
+from ccot_cli.data.shards import Record, shard_paths
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
 from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
@@ -23,6 +22,7 @@ from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building
 from ccot_cli.stages.problems import PROBLEMS_FILE, StoredProblem
+from ccot_cli.stages.sharing import write_records
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
@@ -101,40 +101,26 @@ def _write_states(
     plan: PrecomputeResult,
     progress: Progress,
 ) -> None:
-    """Write this rank's shards, except for those that an interrupted run has finished.
-
-    A rank has consecutive shards. What is in a shard depends on the settings alone, so any number of ranks makes the
-    same files.
-    """
     config = settings.precompute
     indices = range(theta.num_layers + 1) if plan.is_every_index else [config.scorer_layer]
-    order = solution_order(theta, encoded)
-    shard_bytes = min(config.shard_megabytes * MEGABYTE, plan.num_bytes)
-    row_bytes = len(indices) * theta.model.config.hidden_size * STORED_DTYPE.itemsize
-    shards = plan_shards([1 + len(encoded[number].chain) for number in order], shard_bytes // row_bytes)
 
-    def missing() -> list[range]:
-        build.drop_unknown()
-        return missing_shards(build.folder, [order[shard.start : shard.stop] for shard in shards], len(indices))
+    def make(wanted: frozenset[int]) -> Iterator[Record]:
+        states = gold_states(
+            theta, encoded, indices=indices, batch_tokens=config.batch_tokens, dtype=STORED_DTYPE, wanted=wanted
+        )
+        return (make_record(number, encoded[number], states_JID) for number, states_JID in states)
 
-    first, end = (ceil(len(shards) * bound / ranks.size()) for bound in (ranks.rank(), ranks.rank() + 1))
-    here = [range(max(run.start, first), min(run.stop, end)) for run in ranks.first(missing)]
-    records = [range(shards[run[0]].start, shards[run[-1]].stop) for run in here if run]
-    label = "hidden states" if ranks.size() == 1 else f"hidden states, one of {ranks.size()} shares"
-    with progress.task(label, total=sum(map(len, records)), unit="problems") as advance:
-        for run, wanted in zip(filter(None, here), records, strict=True):
-            states = gold_states(
-                theta,
-                encoded,
-                indices=indices,
-                batch_tokens=config.batch_tokens,
-                dtype=STORED_DTYPE,
-                skip={*order[: wanted.start], *order[wanted.stop :]},
-            )
-            with ShardWriter(build.folder, shard_bytes, build.hash_early, first=run.start) as writer:
-                for number, states_JID in states:
-                    writer.add(make_record(number, encoded[number], states_JID))
-                    advance()
+    write_records(
+        build,
+        solution_order(theta, encoded),
+        [1 + len(each.chain) for each in encoded],
+        make,
+        num_indices=len(indices),
+        row_bytes=len(indices) * theta.model.config.hidden_size * STORED_DTYPE.itemsize,
+        shard_bytes=min(config.shard_megabytes * MEGABYTE, plan.num_bytes),
+        label="hidden states",
+        progress=progress,
+    )
 
 
 def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[StoredProblem], list[EncodedProblem]]:

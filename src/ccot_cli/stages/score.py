@@ -17,19 +17,21 @@ from torch import Tensor
 from ccot_cli import ranks
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.data.shards import Record, ShardWriter, read_records
+from ccot_cli.data.shards import Record, read_records
 from ccot_cli.files import check_space
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.gold import STORED_DTYPE, following_ids, gold_states
+from ccot_cli.models.selection.gold import STORED_DTYPE, following_ids, gold_states, solution_order
 from ccot_cli.models.selection.layer import lowest_sufficient, probe_accuracy
 from ccot_cli.names import PRECOMPUTE, SCORE, ratio_name
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import load_matching_theta, ready_result
+from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
 from ccot_cli.stages.precompute import make_record
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.selectors import all_positions, fit_selector, has_sound_selector
+from ccot_cli.stages.sharing import write_records
 from ccot_cli.tensors.select import even, num_kept, overlap
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
 
 SHARD_BYTES = 256 * 10**6
@@ -74,7 +76,7 @@ def run(
 ) -> ScoreResult:
     """Select k = ceil(r m) of the m chain tokens of every problem, and store their states at every index.
 
-    Of several ranks the first one does all of it.
+    Of several ranks the first one selects, and each writes some of the shards.
 
     Args:
         variant: End of the artifact's key; not empty if the settings are not the workspace's own.
@@ -84,51 +86,42 @@ def run(
         ResourceError: if the states do not fit on the disk.
         CorruptError: if a hidden state or a problem is not the one that was stored.
     """
-    return ranks.first(
-        lambda: _score(workspace, settings, ratio, variant=variant, overrides=overrides, progress=progress)
-    )
-
-
-def _score(
-    workspace: Workspace,
-    settings: Settings,
-    ratio: Decimal,
-    *,
-    variant: str,
-    overrides: Sequence[str],
-    progress: Progress,
-) -> ScoreResult:
     source = workspace.require(PRECOMPUTE)
     inputs = {PRECOMPUTE: source.fingerprint}
     spec = ArtifactSpec(SCORE, ratio_name(ratio) + variant, stage_config(settings, SCORE), inputs, tuple(overrides))
-    if ready := ready_result(workspace, spec, ScoreResult):
+    if ready := ranks.first(lambda: ready_result(workspace, spec, ScoreResult)):
         return ready
     theta = load_matching_theta(settings, source)
     problems = theta.encoder.problems([item.problem for item in read_problems(source)])
     num_train = source.manifest.summary["num_train"]
-    check_space(workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio")
-    with workspace.building(spec, progress.say) as build:
-        source.check()
-        build.drop_unknown()
-        same_settings = (workspace.matching(replace(spec, key=other)) for other in workspace.finished(SCORE))
-        fitted = chain([build.folder], (each.folder for each in same_settings if each and has_sound_selector(each)))
-        selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)
-        for path in selector.save(build.folder):
-            build.hash_early(path)
-        selected = all_positions(selector, source, problems)
-        for leftover in build.folder.glob("shard-*"):
-            leftover.unlink()
-        with (
-            ShardWriter(build.folder, SHARD_BYTES, build.hash_early) as writer,
-            progress.task("selected states", total=len(problems), unit="problems") as advance,
-        ):
-            for record in _records(theta, source, problems, selected):
-                writer.add(record)
-                advance()
-        result = _result(theta, settings, ratio, problems, selected)
-        next_numbers = [_next_numbers(theta, *pair) for pair in zip(problems, selected, strict=True)]
-        probe = _probe(build.folder, next_numbers, num_train, theta.num_layers + 1, progress)
-        result = replace(result, probe=probe, autoregressive_layer=lowest_sufficient(probe))
+    ranks.first(
+        lambda: check_space(
+            workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio"
+        )
+    )
+    with building(workspace, spec, progress, shares_folder=True) as build:
+
+        def select() -> list[list[int]]:
+            source.check()
+            build.drop_unknown()
+            same_settings = (workspace.matching(replace(spec, key=other)) for other in workspace.finished(SCORE))
+            fitted = chain([build.folder], (each.folder for each in same_settings if each and has_sound_selector(each)))
+            selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)
+            for path in selector.save(build.folder):
+                build.hash_early(path)
+            for leftover in build.folder.glob("shard-*"):
+                leftover.unlink()
+            return all_positions(selector, source, problems)
+
+        def summary() -> ScoreResult:
+            result = _result(theta, settings, ratio, problems, selected)
+            next_numbers = [_next_numbers(theta, *pair) for pair in zip(problems, selected, strict=True)]
+            probe = _probe(build.folder, next_numbers, num_train, theta.num_layers + 1, progress)
+            return replace(result, probe=probe, autoregressive_layer=lowest_sufficient(probe))
+
+        selected = ranks.first(select)
+        _write_states(build, theta, source, problems, selected, progress)
+        result = ranks.first(summary)
         build.summary.update(asdict(result))
     return result
 
@@ -203,28 +196,41 @@ def _overlap_with_even(problem: EncodedProblem, positions: list[int]) -> float:
     return overlap(positions, even(len(problem.chain), len(positions), torch.Generator()))
 
 
-def _records(
-    theta: Theta, source: Artifact, problems: list[EncodedProblem], selected: list[list[int]]
-) -> Iterator[Record]:
-    """Yield every problem's row 0, the last query token, and its selected rows, at every index.
+def _write_states(
+    build: Build,
+    theta: Theta,
+    source: Artifact,
+    problems: list[EncodedProblem],
+    selected: list[list[int]],
+    progress: Progress,
+) -> None:
+    """Write every problem's row 0, the last query token, and its selected rows, at every index.
 
     If `precompute` stored one index only, θ runs again over the same batches, so that the states are the same.
     """
     rows = [[0, *(position + 1 for position in positions)] for positions in selected]
-    is_every_index = source.manifest.summary["is_every_index"]
-    if is_every_index:
-        for record in read_records(source.folder):
-            yield record.select(rows[record.number])
-        return
-    states = gold_states(
-        theta,
-        problems,
-        indices=range(theta.num_layers + 1),
-        batch_tokens=source.manifest.summary["batch_tokens"],
-        dtype=STORED_DTYPE,
+    indices = range(theta.num_layers + 1)
+
+    def make(wanted: frozenset[int]) -> Iterator[Record]:
+        if source.manifest.summary["is_every_index"]:
+            return (record.select(rows[record.number]) for record in read_records(source.folder, wanted=wanted))
+        batch_tokens = source.manifest.summary["batch_tokens"]
+        states = gold_states(
+            theta, problems, indices=indices, batch_tokens=batch_tokens, dtype=STORED_DTYPE, wanted=wanted
+        )
+        return (make_record(number, problems[number], each_JID).select(rows[number]) for number, each_JID in states)
+
+    write_records(
+        build,
+        solution_order(theta, problems),
+        [len(each) for each in rows],
+        make,
+        num_indices=len(indices),
+        row_bytes=len(indices) * theta.model.config.hidden_size * STORED_DTYPE.itemsize,
+        shard_bytes=SHARD_BYTES,
+        label="selected states",
+        progress=progress,
     )
-    for number, states_JID in states:
-        yield make_record(number, problems[number], states_JID).select(rows[number])
 
 
 def kind(text: str) -> str:

@@ -60,7 +60,7 @@ def gold_states(
     indices: Sequence[int],
     batch_tokens: int,
     dtype: torch.dtype,
-    skip: Set[int] = frozenset(),
+    wanted: Set[int] | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each problem's number and its gold states (1 + m, I, D), longest problems first.
 
@@ -72,21 +72,22 @@ def gold_states(
         indices: Hidden-state indices to keep, 0 to L.
         batch_tokens: Most tokens in a batch, padding included.
         dtype: Precision of the states that are yielded.
-        skip: Numbers of problems that an interrupted run has finished.
+        wanted: Numbers of the problems whose states are yielded; all by default.
 
     Raises:
         ResourceError: if a single problem does not fit into memory.
     """
     lengths = [len(solution_ids(theta, problem)) for problem in problems]
     for batch in plan_batches(lengths, batch_tokens=batch_tokens):
-        if skip >= set(batch):
+        if wanted is not None and wanted.isdisjoint(batch):
             continue
 
         def run(part: Sequence[int]) -> list[Tensor]:
             return _run(theta, [problems[number] for number in part], indices=indices, dtype=dtype)
 
         states = (each for part in in_parts(batch, run) for each in part)
-        yield from ((number, each) for number, each in zip(batch, states, strict=True) if number not in skip)
+        found = zip(batch, states, strict=True)
+        yield from ((number, each) for number, each in found if wanted is None or number in wanted)
 
 
 def place_gold(adapters: Adapters, sequence: CachedSequence, gold: Sequence[Tensor]) -> None:

@@ -1,11 +1,11 @@
 """Tell training problems again with other numbers, so that there are several times as many to learn arithmetic from.
 
-    python examples/research/renumber.py train.jsonl more.jsonl validation.jsonl --tellings 4
+    python examples/renumber.py train.jsonl more.jsonl validation.jsonl --tellings 4
 
 Each line has a `question`, and an `answer` with one operation a line (`56 * 9 = 504`) and a `####` line. The validation
 problems are those that `ccot` would hold out (`data.validation_limit`); they are written as they are, and none of them
-is told again. A problem is told again if its chain shows what each number is for: all are whole, and no two are equal.
-New numbers have as many digits as the old ones.
+is told again. A problem is told again if its chain shows what each number is for: all are whole, no two are equal, and
+none is also said in words. New numbers have as many digits as the old ones.
 """
 
 import json
@@ -21,6 +21,19 @@ from ccot_cli.data.problems import load_training
 
 LINE = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+IN_WORDS = {
+    "2": "half|twice|doubl|couple|pair|both|other|each of them|two",
+    "3": "thrice|tripl|third|three",
+    "4": "quarter|fourth|four",
+    "5": "fifth|nickel|five",
+    "7": "week",
+    "10": "dime|ten",
+    "12": "dozen|year|month|foot|feet",
+    "24": "day",
+    "60": "hour|minute",
+    "100": "percent|%|dollar|cent|meter",
+}
+"""Beginnings of words that stand for a number. If that is given in digits too, a chain does not show which it means."""
 ATTEMPTS = 400
 """Draws of numbers, of which the first one with whole, positive results is used."""
 
@@ -40,6 +53,12 @@ def redraw(number: str, rng: random.Random) -> str:
     return str(rng.randint(max(2, 10 ** (len(number) - 1)), 10 ** len(number) - 1))
 
 
+def is_ambiguous(question: str, given: list[str]) -> bool:
+    """Tell whether a number is given both in digits and in words."""
+    words = (IN_WORDS[number] for number in given if number in IN_WORDS)
+    return any(re.search(rf"\\b({each})", question, re.IGNORECASE) for each in words)
+
+
 def retell(question: str, chain: str, rng: random.Random) -> tuple[str, str, str] | None:
     """Return a question with other numbers, its chain and its answer; None if that cannot be done.
 
@@ -49,7 +68,7 @@ def retell(question: str, chain: str, rng: random.Random) -> tuple[str, str, str
     given = NUMBER.findall(question)
     numbers = [*given, *(step[-1] for step in steps)]
     is_plain = all(map(str.isdigit, numbers)) and len(set(numbers)) == len(numbers)
-    if not is_plain or not given or len(steps) < chain.count("\n") + 1:
+    if not is_plain or not given or len(steps) < chain.count("\n") + 1 or is_ambiguous(question, given):
         return None
     for _ in range(ATTEMPTS):
         new = {number: redraw(number, rng) for number in given}
