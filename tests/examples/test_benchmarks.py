@@ -43,6 +43,7 @@ def test_the_ratio_of_a_round_is_formed_within_it(benchmark: Callable[[str], Mod
     [
         ("precompute", {"problems": [20, 40], "repeats": 1}, 5),
         ("precompute", {"problems": [10], "shape": "4x64", "repeats": 1}, 2),
+        ("serving", {"clients": 3, "questions": 4, "repeats": 1}, 2),
         # Times of three ratios, answering at once and PAUSE; padding of the ratios and of the chain; three ratios with
         # END asked after every token, two undrafted; reading ahead.
         ("questions", {"batch_size": [2], "problems": 3, "lines": 3, "repeats": 1}, 9),

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from decimal import Decimal
+from threading import current_thread
 
 import pytest
 from answering import CCOT_MODEL, DIRECT_MODEL, SECONDS, Answerer, result_of
@@ -40,6 +41,17 @@ def test_what_waits_for_one_model_is_answered_together_and_the_oldest_comes_firs
         (CCOT_MODEL, ["q32", "last"]),
         (DIRECT_MODEL, ["other"]),
     ]
+
+
+def test_of_more_than_a_batch_the_questions_as_long_as_the_oldest_are_answered_with_it(answerer: Answerer) -> None:
+    with AnswerQueue(answerer.load, size=100) as queue:
+        queue.submit(CCOT_MODEL, "first")
+        assert answerer.begun.wait(SECONDS)
+        asked = [queue.submit(CCOT_MODEL, "x" * length) for length in (10, *range(30, 65), 9, 12)]
+        answerer.gate.set()
+        assert [len(each.result(SECONDS).answer) for each in asked] == [10, *range(30, 65), 9, 12]
+    lengths = [[len(question) for question in questions] for _, questions in answerer.batches]
+    assert lengths == [[5], [10, 9, 12, *range(30, 59)], [*range(59, 65)]]
 
 
 def test_a_question_alone_is_not_kept_waiting_for_others() -> None:
@@ -169,3 +181,23 @@ def test_a_model_is_found_by_name_method_and_ratio_or_not_at_all() -> None:
         models.find("ccot-0.37")
     with pytest.raises(UsageError, match="gpt-4"):
         models.find("gpt-4")
+
+
+def test_the_first_model_is_loaded_by_the_thread_that_answers_and_its_error_is_raised(answerer: Answerer) -> None:
+    answerer.gate.set()
+    threads = set[str]()
+
+    def load(model: Model) -> Answerer:
+        threads.add(current_thread().name)
+        return answerer.load(model)
+
+    with AnswerQueue(load, size=1, first=CCOT_MODEL) as queue:
+        assert threads == {"answers"}
+        queue.submit(CCOT_MODEL, "x").result(SECONDS)
+    assert threads == {"answers"}
+
+    def fail(model: Model) -> Answerer:
+        raise MissingError("it is gone", fix="make it")
+
+    with pytest.raises(MissingError, match="it is gone"), AnswerQueue(fail, size=1, first=CCOT_MODEL):
+        pass

@@ -1,5 +1,6 @@
 """`ccot serve`: answer questions over HTTP."""
 
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -67,14 +68,14 @@ def serve(
     )
     announce_unpacking(settings.model.name)
     name = workspace.name if workspace else settings.model.name
-    with server.listen(host, port) as listener:
+    with server.listen(host, port) as listener, ExitStack() as stack:
         with loading(name):
             from ccot_cli.stages.serve import AnswerQueue, Models
 
             models = Models(workspace, settings)
-            models.load(models.default)
-        with delayed_stop() as is_stopped, AnswerQueue(models.load, size=queue) as answers:
-            listener.listen()
-            print_note(f"serving {name}; Ctrl-C stops it")
-            print_line(server.url(listener))
-            server.run(server.make_app(models, answers, seconds=timeout), answers, listener, is_stopped)
+            answers = stack.enter_context(AnswerQueue(models.load, size=queue, first=models.default))
+        is_stopped = stack.enter_context(delayed_stop())
+        listener.listen()
+        print_note(f"serving {name}; Ctrl-C stops it")
+        print_line(server.url(listener))
+        server.run(server.make_app(models, answers, seconds=timeout), answers, listener, is_stopped)
