@@ -56,7 +56,7 @@ def redraw(number: str, rng: random.Random) -> str:
 def is_ambiguous(question: str, given: list[str]) -> bool:
     """Tell whether a number is given both in digits and in words."""
     words = (IN_WORDS[number] for number in given if number in IN_WORDS)
-    return any(re.search(rf"\\b({each})", question, re.IGNORECASE) for each in words)
+    return any(re.search(rf"\b({each})", question, re.IGNORECASE) for each in words)
 
 
 def retell(question: str, chain: str, rng: random.Random) -> tuple[str, str, str] | None:

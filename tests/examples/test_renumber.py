@@ -43,6 +43,7 @@ def test_a_problem_is_told_again_with_a_chain_that_is_right(renumber: ModuleType
         ("He has 4 pens and 9 books, and 2 more.", "4 + 5 = 9"),  # 9 is a result and a number of the question
         ("He has some pens.", "2 + 2 = 4"),
         ("He has 3 pens.", "He has 3 pens."),
+        ("Half of the 8 pens were sold for 2 dollars each.", "8 / 2 = 4"),  # which is half, which the price?
     ],
 )
 def test_what_cannot_be_told_again_is_left(renumber: ModuleType, question: str, chain: str) -> None:

@@ -1,0 +1,71 @@
+"""What θ learns from: people's problems with the generator's chains, and what is changed in them."""
+
+import json
+import random
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ccot_cli.data.arithmetic import equations_in
+from examples.scripts import script
+
+
+@pytest.fixture(scope="module")
+def texts() -> ModuleType:
+    return script("training_texts.py")
+
+
+def problem(question: str, *steps: str, answer: str) -> dict[str, str]:
+    return {"question": question, "answer": "\n".join([*steps, f"#### {answer}"])}
+
+
+PENS = problem("Ana has 40 pens.  She sells 15 and buys 6.", "Left <<40-15=25>>25.", "Now <<25+6=31>>31.", answer="31")
+DECIMAL = problem("Ana pays 0.5 dollars for 6 pens.", "She pays <<0.5*6=3>>3.", answer="3")
+UNWRITTEN = problem("Ana has 7 pens and 8 more.", "Now 15.", answer="15")
+LARGE = problem("Ana has 900 pens and 800 more.", "Now <<900+800=1700>>1700.", answer="1700")
+
+
+def test_people_s_problems_of_whole_numbers_get_the_generator_s_chain(texts: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "people.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (PENS, DECIMAL, UNWRITTEN, LARGE)))
+    [(question, solution)] = texts.read_people(path)
+    assert question == "Ana has 40 pens. She sells 15 and buys 6."
+    assert solution.split("\n") == [texts.write_step(40, "-", 15, 25), texts.write_step(25, "+", 6, 31), "#### 31"]
+
+
+def test_a_problem_with_other_numbers_has_a_chain_that_is_right(texts: ModuleType) -> None:
+    told = ("Ana has 40 pens. She sells 15 and buys 6.", "40 - 15 = 25.\n25 + 6 = 31.\n#### 31")
+    seen = {texts.renumbered(random.Random(seed), told) for seed in range(30)}
+    assert len(seen) > 15
+    for question, solution in seen - {told}:
+        had, sold, bought = map(int, re.findall(r"\d+", question))
+        first, second = equations_in(solution)
+        assert (first.first, first.second, first.result) == (had, sold, had - sold)
+        assert (second.first, second.second, second.result) == (had - sold, bought, had - sold + bought)
+        assert solution.endswith(f"#### {had - sold + bought}")
+
+
+def test_a_problem_whose_numbers_cannot_be_replaced_stays(texts: ModuleType) -> None:
+    told = ("Ana has 6 bags of 6 pens.", "6 times 6 makes 6 * 6 = 36.\n#### 36")
+    assert texts.renumbered(random.Random(0), told) == told
+
+
+def test_no_number_becomes_too_large_for_the_model(texts: ModuleType) -> None:
+    told = ("A box has 40 rows of 20 pens.", "40 times 20 makes 40 * 20 = 800.\n#### 800")
+    for seed in range(50):
+        _, solution = texts.renumbered(random.Random(seed), told)
+        assert all(int(number) <= 999 for number in re.findall(r"\d+", solution))
+
+
+def test_some_problems_get_words_that_do_not_exist_in_question_and_chain(texts: ModuleType) -> None:
+    told = ("Apples cost 4 dollars. Tom buys 3 apples.", "4 * 3 = 12 dollars for apples.\n#### 12")
+    stems = texts.replaceable_stems()
+    assert "apple" in stems
+    new = [texts.with_new_words(random.Random(seed), stems, told) for seed in range(200)]
+    changed = [each for each in new if each != told]
+    assert 5 < len(changed) < 60
+    for question, solution in changed:
+        assert re.findall(r"\d+", question + solution) == ["4", "3", "4", "3", "12", "12"]
+        assert ("pple" in question) == ("pple" in solution)
