@@ -81,7 +81,10 @@ PHASES = (
     Phase(steps=5_000, most_steps=5, long_probability=0.0),
     Phase(steps=2_600, most_steps=MOST_STEPS, long_probability=0.15),
 )
-"""Long problems last: they take longer, and consist of what short ones teach."""
+"""Long problems last: they take longer, and consist of what short ones teach.
+
+So many steps go on from a trained model; fresh weights take several times as many (RECORD_FILE).
+"""
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

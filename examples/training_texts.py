@@ -46,10 +46,13 @@ def renumbered(rng: random.Random, told: Solved) -> Solved:
     """Return a problem with other numbers; with its own if these cannot be replaced."""
     question, solution = told
     new = retell(question, "\n".join(found[0] for found in LINE.finditer(solution)), rng)
-    steps = [found.groups() for found in LINE.finditer(new[1])] if new else []
-    if not new or max(int(number) for left, _, right, result in steps for number in (left, right, result)) > LARGEST:
+    if new is None:
         return told
-    return new[0], "\n".join([*(write_step(*step) for step in steps), f"#### {new[2]}"])
+    new_question, chain, answer = new
+    steps = [found.groups() for found in LINE.finditer(chain)]
+    if max(int(number) for left, _, right, result in steps for number in (left, right, result)) > LARGEST:
+        return told
+    return new_question, "\n".join([*(write_step(*step) for step in steps), f"#### {answer}"])
 
 
 def is_held_out(told: Solved) -> bool:

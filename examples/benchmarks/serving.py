@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 from interleaved import ratio, report, take_turns
+from startup import process
 
 from ccot_cli.client import RemoteAsker
 from ccot_cli.data.word_problems import generate
@@ -59,15 +60,12 @@ def main(
             with ThreadPoolExecutor(clients) as threads:
                 answers.append([reply.answer for reply in threads.map(asker.ask, texts)])
 
-        def process(*arguments: str) -> None:
-            subprocess.run([sys.executable, *arguments], cwd="/", check=True, capture_output=True)
-
         many = f"{clients} clients"
         works = {
             ONE: one_by_one,
             many: at_a_time,
-            ALONE: lambda: process("-m", "ccot_cli", "ask", "--server", address, texts[0]),
-            EMPTY: lambda: process("-c", "pass"),
+            ALONE: process("/", "-m", "ccot_cli", "ask", "--server", address, texts[0]),
+            EMPTY: process("/", "-c", "pass"),
         }
         rounds = take_turns(works, repeats=repeats)
     for name, count in ((ONE, questions), (many, questions), (ALONE, 1), (EMPTY, 1)):

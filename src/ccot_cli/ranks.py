@@ -84,8 +84,15 @@ def is_any(here: bool) -> bool:
     return bool(count)
 
 
+def wait() -> None:
+    """Wait until all ranks are here."""
+    is_any(here=False)
+
+
 def first(work: Callable[[], Result]) -> Result:
     """Do some work on the first rank alone, and return its result, which must not be on a GPU, on all of them.
+
+    The first rank does not wait for the others before it begins.
 
     Raises:
         Exception: on all ranks, what the work raises.

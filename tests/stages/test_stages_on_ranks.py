@@ -84,6 +84,15 @@ def replace_times(row: evaluate.EvalRow) -> evaluate.EvalRow:
     return replace(row, **times)
 
 
+class SlowSecond(Told):
+    """On the second rank, every problem takes a while."""
+
+    @contextmanager
+    def task(self, label: str, *, total: int | None, unit: str, done: int = 0) -> Iterator[Callable[..., None]]:
+        with super().task(label, total=total, unit=unit, done=done):
+            yield lambda count=1, **figures: time.sleep(0.03 * ranks.rank())
+
+
 class Interrupted(Progress):
     """On the first rank, Ctrl-C once another rank has written its shard."""
 
@@ -162,7 +171,7 @@ def test_each_rank_writes_a_part_of_the_selected_states(
     expected = alone.score()
 
     def scored() -> tuple[score.ScoreResult, int]:
-        told = Told()
+        told = SlowSecond()
         return together.score(told), told.left["selected states, one of 2 shares"]
 
     (first, num_first), (second, num_second) = on_ranks(2, scored)

@@ -109,25 +109,29 @@ def run(
             selector = fit_selector(theta, source, problems[:num_train], ratio, settings, progress, fitted=fitted)
             for path in selector.save(build.folder):
                 build.hash_early(path)
+            # An interrupted attempt may have selected others, on another device.
             for leftover in build.folder.glob("shard-*"):
                 leftover.unlink()
             return all_positions(selector, source, problems)
 
-        def summary() -> ScoreResult:
-            result = _result(theta, settings, ratio, problems, selected)
+        def probe() -> list[float]:
             next_numbers = [_next_numbers(theta, *pair) for pair in zip(problems, selected, strict=True)]
-            probe = _probe(build.folder, next_numbers, num_train, theta.num_layers + 1, progress)
-            return replace(result, probe=probe, autoregressive_layer=lowest_sufficient(probe))
+            return _probe(build.folder, next_numbers, num_train, theta.num_layers + 1, progress)
 
         selected = ranks.first(select)
         _write_states(build, theta, source, problems, selected, progress)
-        result = ranks.first(summary)
+        result = _result(theta, settings, ratio, problems, selected, ranks.first(probe))
         build.summary.update(asdict(result))
     return result
 
 
 def _result(
-    theta: Theta, settings: Settings, ratio: Decimal, problems: list[EncodedProblem], selected: list[list[int]]
+    theta: Theta,
+    settings: Settings,
+    ratio: Decimal,
+    problems: list[EncodedProblem],
+    selected: list[list[int]],
+    probe: list[float],
 ) -> ScoreResult:
     return ScoreResult(
         ratio=float(ratio),
@@ -138,6 +142,8 @@ def _result(
         kinds=kinds_of(theta, problems, selected),
         overlap_with_even=sum(map(_overlap_with_even, problems, selected)) / len(selected),
         examples=[marked_chain(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], selected, strict=False)],
+        probe=probe,
+        autoregressive_layer=lowest_sufficient(probe),
     )
 
 

@@ -24,7 +24,7 @@ def write_records(
     label: str,
     progress: Progress,
 ) -> None:
-    """Write this rank's shards, except for those that an interrupted run has finished.
+    """Write this rank's shards, except for those that an interrupted run has finished; wait for those of the others.
 
     Args:
         order: Numbers of all problems, in the order in which their records are written.
@@ -51,3 +51,4 @@ def write_records(
                 for record in make(frozenset(numbers)):
                     writer.add(record)
                     advance()
+    ranks.wait()
