@@ -24,6 +24,11 @@ def lines_of(lines: list[str], section: str) -> list[str]:
     return lines[start : lines.index("", start)] if "" in lines[start:] else lines[start:]
 
 
+def test_a_long_value_stays_apart_from_its_comment() -> None:
+    text = preset_text("embedded", {"data.source": "a-name-that-is-longer-than-the-column.jsonl"})
+    assert '.jsonl" # ' in text
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_presets_text_holds_every_setting_with_its_comment(name: str) -> None:
     lines = [line.strip() for line in preset_text(name).splitlines()]

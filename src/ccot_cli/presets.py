@@ -127,7 +127,7 @@ def _setting_line(key: str, value: object, field: FieldInfo, comment: str) -> st
     # JSON is YAML too, and quotes every string.
     setting = f"{key}: {json.dumps(value, default=float, ensure_ascii=False)}"
     choices = " | ".join(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ""
-    return setting.ljust(_COMMENT_COLUMN) + f"# {comment}" + (f" ({choices})" if choices else "")
+    return f"{setting} ".ljust(_COMMENT_COLUMN) + f"# {comment}" + (f" ({choices})" if choices else "")
 
 
 def _attribute_docstrings() -> dict[tuple[str, str], str]:

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,6 +79,19 @@ def test_what_a_killed_holder_wrote_of_itself_goes_with_the_next_command_even_if
     holder.write_text('{"pid": 1}')
     assert workspace.ready(artifact.manifest.spec) == artifact
     assert not holder.exists()
+
+
+def test_the_lock_is_freed_even_if_the_holders_file_cannot_be_deleted(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding = workspace.building(asked())
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", Mock(side_effect=PermissionError))
+        with pytest.raises(PermissionError) as caught, holding:
+            pass
+    # The traceback keeps the lock's object alive, whose end would free it too.
+    assert caught.traceback
+    workspace.refuse_while_busy()
 
 
 def test_a_workspace_that_cannot_be_written_to_is_named(workspace: Workspace) -> None:

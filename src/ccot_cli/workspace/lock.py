@@ -42,8 +42,10 @@ def lock(root: Path, command: tuple[str, ...]) -> Iterator[None]:
         write_json(holder, _this_process(command))
         yield
     finally:
-        holder.unlink(missing_ok=True)
-        file_lock.release()
+        try:
+            holder.unlink(missing_ok=True)
+        finally:
+            file_lock.release()
 
 
 def describe_builder(root: Path, stage: str) -> str:
