@@ -1,6 +1,7 @@
 """Train the methods of the embedded model, θ of `train_theta.py`, and measure them.
 
     python examples/train_embedded.py --people gsm8k.jsonl                 # everything, hours on two cores
+    python examples/train_embedded.py --people gsm8k.jsonl --start FOLDER  # φ goes on from those of an earlier θ
     python examples/train_embedded.py --people gsm8k.jsonl --only domain   # the record of the training questions
     python examples/train_embedded.py --people gsm8k.jsonl --only calibration   # of confidence, for what is shipped
     python examples/train_embedded.py --people gsm8k.jsonl --only card --test-people people.jsonl
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from safetensors.torch import load_file, save_file
-from training_texts import read_people, replaceable_stems, with_new_words
+from training_texts import read_people, renumbered, replaceable_stems, with_new_words
 
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.config import Settings
@@ -39,9 +40,9 @@ from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
-PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 50_500
-FRESH_FILE, NUM_FRESH, NUM_DRAWN = BUILD_FOLDER / "fresh.jsonl", 30_500, 80_500
-"""Problems that φ has not seen; the first ones of so many that are drawn, so that few of them are people's."""
+PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 30_500
+NUM_RETELLINGS = 4
+"""How often each problem of people that can be told with other numbers is."""
 NUM_DOMAIN_PROBLEMS = 50_000
 LEAST_CONFIDENCE = 0.3
 """Below this calibrated confidence an answer is called a guess.
@@ -50,98 +51,85 @@ At r = 0.3, 0.09 of the 1,698 less confident answers to 3,244 validation, unseen
 """
 STEPS = (1, 6)
 """Reasoning steps of the problems that the methods learn from; θ itself solves hardly any longer one."""
-GENERATOR_SEED, FRESH_SEED = 10_000_000, 20_000_000
+GENERATOR_SEED = 30_000_000
 """θ learned from other problems."""
 CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3}
 """What is changed of the generator's settings for the validation problems that confidence is calibrated on."""
 
+RATIOS = (Decimal("0.1"), Decimal("0.3"))
+"""Ratios of the methods; φ of the first one is trained from scratch, and the others start from it."""
 SETTINGS: dict[str, Any] = {
     "data.source": str(PROBLEMS_FILE.resolve()),
-    "data.limit": 50_000,
+    "data.limit": 30_000,
     "data.validation_limit": 500,
     "train_phi.lora_rank": 128,
     "train_phi.lora_alpha": 128,
     "train_phi.taught_epochs": 3,
     "train_phi.epochs": 7,
-    "train_psi.epochs": 1,
-}
-"""What differs from the settings of `ccot init`, with which training takes minutes."""
-RATIO = Decimal("0.1")
-"""The ratio at which φ is trained from scratch; at the others it starts from that φ."""
-OTHER_RATIOS: dict[Decimal, dict[str, Any]] = {
-    Decimal("0.3"): {"train_phi.start": ratio_name(RATIO), "train_phi.taught_epochs": 1, "train_phi.epochs": 3},
-}
-"""Settings of the other ratios."""
-REFINED_RATIO = Decimal("0.3")
-REFINING: dict[str, Any] = {
-    "data.source": str(FRESH_FILE.resolve()),
-    "data.limit": 30_000,
-    "train_phi.taught_epochs": 0,
-    "train_phi.epochs": 2,
     "train_psi.epochs": 4,
 }
-"""Settings of the last part, in which the usual ratio's φ goes on with fresh problems, and its ψ begins anew."""
+"""What differs from the settings of `ccot init`, with which training takes minutes."""
+GOING_ON: dict[str, Any] = {"train_phi.taught_epochs": 0, "train_phi.epochs": 3}
+"""Settings of a φ that starts from another one."""
+FOR_BASELINES: dict[str, Any] = {"train_psi.epochs": 7}
+"""As many steps as φ that goes on and ψ have together."""
 SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct",)
 
 
-def write_problems(people: Path, path: Path, *, seed: int, drawn: int, kept: int) -> None:
-    """Write the problems that the methods learn from: of people each at most once, the others generated.
+def write_problems(people: Path, path: Path) -> None:
+    """Write the problems that the methods learn from: people's, these with other numbers, and generated ones.
 
     Args:
         people: GSM8K's training file.
         path: Where to write, unless it is there already.
-        seed: Of the generator.
-        drawn: How many there are to choose from, those of people included.
-        kept: How many of these are written.
     """
     if path.exists():
         return
     rng, stems = random.Random("methods"), replaceable_stems()
-    generated = generate("train", seed=seed, steps=STEPS)
-    solutions = dict(read_people(people))
-    while len(solutions) < drawn:
+    generated = generate("train", seed=GENERATOR_SEED, steps=STEPS)
+    told = read_people(people)
+    solutions = dict(told)
+    for _ in range(NUM_RETELLINGS):
+        solutions = dict(renumbered(rng, each) for each in told) | solutions
+    while len(solutions) < NUM_PROBLEMS:
         problem = next(generated)
         question, solution = with_new_words(rng, stems, (problem.question, problem.solution))
         solutions.setdefault(question, solution)
     rows = list(solutions.items())
     rng.shuffle(rows)
     with commit(path) as part:
-        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in rows[:kept]]
+        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in rows]
         part.write_text("".join(lines), encoding="utf-8")
 
 
-def train_methods() -> None:
-    """Run the stages of `ccot` on the embedded model, and copy their results into the package."""
-    workspace, progress = open_workspace("workspace", SETTINGS), TerminalProgress()
+def train_methods(start: Path | None) -> None:
+    """Run the stages of `ccot` on the embedded model, and copy their results into the package.
+
+    Args:
+        start: Folder of methods, as the package has them, of an earlier θ; each φ goes on from its φ of that ratio.
+    """
+    workspace, progress = open_workspace("methods", SETTINGS), TerminalProgress()
     settings = workspace.settings
     precompute.run(workspace, settings, progress=progress)
-    for ratio in (RATIO, *OTHER_RATIOS):
+    for ratio in RATIOS:
+        key = ratio_name(ratio)
         score.run(workspace, settings, ratio, progress=progress)
-        of_ratio = override(settings, OTHER_RATIOS.get(ratio, {}))
+        if start is not None:
+            of_ratio = override(settings, {**GOING_ON, "train_phi.start": str((start / key / PHI).resolve())})
+        elif ratio != RATIOS[0]:
+            of_ratio = override(settings, {**GOING_ON, "train_phi.start": ratio_name(RATIOS[0])})
+        else:
+            of_ratio = settings
         train_phi.run(workspace, of_ratio, ratio, progress=progress)
         result = train_psi.run(workspace, of_ratio, ratio, progress=progress)
         progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
-        ship(workspace.folder(TRAIN_PSI, ratio_name(ratio)), METHODS_FOLDER / ratio_name(ratio))
+        ship(workspace.folder(TRAIN_PSI, key), METHODS_FOLDER / key)
     for name in SHIPPED_BASELINES:
-        baseline = train_baseline.run(workspace, settings, name, RATIO, progress=progress)
+        of_baseline = override(settings, FOR_BASELINES)
+        baseline = train_baseline.run(workspace, of_baseline, name, RATIOS[0], progress=progress)
         progress.say(f"{name}: validation accuracy {baseline.validation_accuracy:.3f}")
-        key = baseline_key(name, RATIO)
+        key = baseline_key(name, RATIOS[0])
         ship(workspace.folder(TRAIN_BASELINE, key), METHODS_FOLDER / key)
-
-
-def refine() -> None:
-    """Let φ of the usual ratio go on with problems that it has not seen, and train its ψ again."""
-    ratio, key, progress = REFINED_RATIO, ratio_name(REFINED_RATIO), TerminalProgress()
-    # What `train_methods` has shipped, in bfloat16, with the layers above l as ψ's training left them.
-    start = METHODS_FOLDER / key / PHI
-    workspace = open_workspace("fresh", {**SETTINGS, **REFINING, "train_phi.start": str(start.resolve())})
-    settings = workspace.settings
-    precompute.run(workspace, settings, progress=progress)
-    score.run(workspace, settings, ratio, progress=progress)
-    train_phi.run(workspace, settings, ratio, progress=progress)
-    result = train_psi.run(workspace, settings, ratio, progress=progress)
-    progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
-    ship(workspace.folder(TRAIN_PSI, key), METHODS_FOLDER / key)
 
 
 def open_workspace(name: str, settings: dict[str, Any]) -> Workspace:
@@ -283,6 +271,12 @@ def main(
         Literal["all", "calibration", "domain", "card"],
         typer.Option(help="Which part to make again; all comes with the others."),
     ] = "all",
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Methods of an earlier θ, outside the package, whose φ the new ones go on from.", exists=True
+        ),
+    ] = None,
     test_people: Annotated[
         Path | None, typer.Option(help="Test problems that people wrote, as research/people.py chooses them.")
     ] = None,
@@ -290,10 +284,8 @@ def main(
     """Train the methods of the embedded model, and write its record of questions and its card."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     if only == "all":
-        write_problems(people, PROBLEMS_FILE, seed=GENERATOR_SEED, drawn=NUM_PROBLEMS, kept=NUM_PROBLEMS)
-        train_methods()
-        write_problems(people, FRESH_FILE, seed=FRESH_SEED, drawn=NUM_DRAWN, kept=NUM_FRESH)
-        refine()
+        write_problems(people, PROBLEMS_FILE)
+        train_methods(start)
     if only in ("all", "calibration"):
         calibrate_methods()
     if only in ("all", "domain"):

@@ -21,7 +21,7 @@ PROBLEMS = [
 ]
 REPLIES = {
     "a?": ("10", "1 + 1 = 2\n2 * 5 = 10", 2),
-    "b?": ("5", "6 / 3 = 3\n3 + 2 = 5", 2),  # answered wrong
+    "b?": ("5", "6 / 3 = 2\n2 + 3 = 5", 2),  # answered wrong
     "c?": ("7", "9 + 9 = 18", 1),
 }
 
@@ -57,8 +57,8 @@ def test_results_are_counted_apart_for_right_and_wrong_answers(llama: Theta) -> 
     assert found.right.agreement is not None
     assert found.right.agreement.accuracy == 0.5
     assert found.wrong.results is not None
-    # The chain has 2 and 4, the explanation 3 and 5.
-    assert (found.wrong.results.n, found.wrong.results.accuracy) == (2, 0)
+    # The chain has 2 and 4, the explanation 2 and 5.
+    assert (found.wrong.results.n, found.wrong.results.accuracy) == (2, 0.5)
     assert found.wrong.agreement is not None
     assert found.wrong.agreement.accuracy == 1
     assert found.right.token_f1 is not None
@@ -73,6 +73,9 @@ def test_tokens_are_exchanged_among_problems_with_equally_many(llama: Theta) -> 
     assert exchange.num_pairs == 2
     shares = [exchange.answer, exchange.explanation, exchange.both, exchange.agreement]
     assert [share and share.accuracy for share in shares] == [1, 0.5, 0.5, 0.5]
+    # Of 2 and 10, and of 2 and 4, both explanations have the 2.
+    assert exchange.own_results is not None
+    assert (exchange.own_results.n, exchange.own_results.accuracy) == (4, 0.5)
 
 
 def test_nothing_to_count_gives_no_proportion(llama: Theta) -> None:

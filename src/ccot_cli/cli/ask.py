@@ -86,8 +86,8 @@ def ask(
         bool,
         typer.Option(
             "--explain",
-            help="Also write out the reasoning chain, as a decoder that does not see the question reads it from the"
-            " contemplation tokens: on stderr, or in the JSON. Only for ccot.",
+            help="Also write out the reasoning chain, as a decoder that knows only the question's numbers reads it from"
+            " the contemplation tokens: on stderr, or in the JSON. Only for ccot.",
             rich_help_panel=WHAT,
         ),
     ] = False,

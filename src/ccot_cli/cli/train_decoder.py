@@ -82,6 +82,7 @@ def explanation_lines(figures: dict[str, Any]) -> list[str]:
         _share("  the explanation's last number does", exchange["explanation"]),
         _share("  both do", exchange["both"]),
         _share("  explanation and answer agree", exchange["agreement"]),
+        _share("  results of the problem's own chain that the explanation has", exchange["own_results"]),
     ]
 
 

@@ -147,6 +147,13 @@ class Encoder:
         """Return the token ids of a question in its prompt."""
         return self._queries([question])[0]
 
+    def question(self, query: list[int]) -> str:
+        """Return the text of the question in a query; of the whole query if the prompt's texts are not found in it."""
+        text: str = self.tokenizer.decode(query, clean_up_tokenization_spaces=False)
+        start, end = text.find(self._before), text.rfind(self._after)
+        is_found = 0 <= start <= end - len(self._before)
+        return text[start + len(self._before) : end] if is_found else text
+
     def _queries(self, questions: list[str]) -> list[list[int]]:
         start = self.tokenizer.bos_token_id
         return [

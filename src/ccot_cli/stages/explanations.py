@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
+from operator import and_
 from statistics import fmean
 from typing import NamedTuple
 
@@ -49,6 +50,9 @@ class Exchange:
     """Both of these."""
     agreement: Proportion | None
     """Explanation and answer agree, on the donor's answer or another one."""
+    own_results: Proportion | None
+    """Of the results in the problem's own chain: those that the explanation has now. So much do the question's numbers
+    tell without its tokens."""
 
 
 @dataclass(frozen=True)
@@ -145,23 +149,24 @@ def _share(marks: Iterable[bool]) -> Proportion | None:
 
 def _exchange(method: CcotMethod, explained: Sequence[Explained], batch_size: int, progress: Progress) -> Exchange:
     """Let problems with equally many tokens answer and explain from each other's."""
-    shuffled, outcomes = replace(method, control="shuffled"), list[tuple[bool, bool, bool]]()
+    shuffled, pairs = replace(method, control="shuffled"), list[tuple[Explained, Explained]]()
     with progress.task("exchanged tokens", total=len(explained), unit="problems") as advance:
         for batch in _alike(explained, batch_size):
             replies, _ = shuffled.reply([each.problem.question for each in batch])
             # The control gives each row the tokens of the row before.
             for one, reply, donor in zip(batch, replies, [batch[-1], *batch[:-1]], strict=True):
                 if not is_correct(one.reply.answer, donor.reply.answer):
-                    now = Explained(one.problem, reply)
-                    moved = is_correct(reply.answer, donor.reply.answer)
-                    outcomes.append((moved, ends_in(now.text, donor.reply.answer), now.agrees))
+                    pairs.append((Explained(one.problem, reply), donor))
             advance(len(batch))
+    answers = [is_correct(now.reply.answer, donor.reply.answer) for now, donor in pairs]
+    explanations = [ends_in(now.text, donor.reply.answer) for now, donor in pairs]
     return Exchange(
-        num_pairs=len(outcomes),
-        answer=_share(answer for answer, _, _ in outcomes),
-        explanation=_share(explanation for _, explanation, _ in outcomes),
-        both=_share(answer and explanation for answer, explanation, _ in outcomes),
-        agreement=_share(agrees for _, _, agrees in outcomes),
+        num_pairs=len(pairs),
+        answer=_share(answers),
+        explanation=_share(explanations),
+        both=_share(map(and_, answers, explanations)),
+        agreement=_share(now.agrees for now, _ in pairs),
+        own_results=_found([now for now, _ in pairs], [results_in(now.problem.chain) for now, _ in pairs]),
     )
 
 

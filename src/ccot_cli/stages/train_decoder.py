@@ -170,4 +170,4 @@ def _lessons(
     ]
     lessons = [lesson for lesson in lessons if most is None or lesson[0].length <= most]
     examples = [example for example, _ in lessons]
-    return examples, TokensContext(theta, [each.query for each in examples], [kept for _, kept in lessons])
+    return examples, TokensContext(method.adapters, [each.query for each in examples], [kept for _, kept in lessons])

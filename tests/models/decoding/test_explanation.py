@@ -1,4 +1,4 @@
-"""The decoder sees contemplation tokens, and nothing of the question."""
+"""The decoder sees contemplation tokens, and of the question only its numbers."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
-from ccot_cli.models.decoding.explanation import explain, hidden_columns, opening
+from ccot_cli.models.decoding.explanation import append_numbers, explain, hidden_columns, opening
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import MethodInfo
@@ -98,6 +98,23 @@ def test_an_explanation_opens_with_nothing_of_the_question(llama: Theta) -> None
     assert bare.query("How many?")[-1:] != opening(bare)
 
 
+def test_of_the_question_the_decoder_is_told_the_numbers_alone(method: CcotMethod) -> None:
+    def told(*questions: str) -> Tensor:
+        sequence = sequence_of(method)
+        hidden = sequence.hiding(hidden_columns(method.theta.encoder, QUERIES))
+        with torch.no_grad():
+            append_numbers(method.adapters, hidden, [method.theta.encoder.query(each) for each in questions])
+        return logits(method, hidden)
+
+    before = told("Mia has 12 pens and buys 7.", "How many?", "A dozen?")
+    assert torch.equal(told("12 hens lay seven eggs!", "Who is it?", "It costs 12 dollars."), before)
+    moved = (told("Mia has 12 pens and buys 8.", "How many?", "A dozen?") - before).abs().amax(dim=1) > 1e-3
+    assert moved.tolist() == [True] * len(CHAIN) + [False] * 2 * len(CHAIN)
+    # A row without numbers is what it is if no row has one.
+    second = slice(len(CHAIN), 2 * len(CHAIN))
+    torch.testing.assert_close(told("Why?", "How many?", "When?")[second], before[second])
+
+
 def test_explaining_leaves_the_answer_and_what_it_is_decoded_from(method: CcotMethod) -> None:
     questions = [problem.question for problem in PROBLEMS[:3]]
     plain, _ = method.reply(questions)
@@ -108,8 +125,11 @@ def test_explaining_leaves_the_answer_and_what_it_is_decoded_from(method: CcotMe
 
 
 def test_kept_tokens_are_read_as_those_that_were_just_generated(method: CcotMethod) -> None:
-    expected = logits(method, sequence_of(method).hiding(hidden_columns(method.theta.encoder, QUERIES)))
-    context = TokensContext(method.theta, QUERIES, method.kept_tokens(QUERIES))
+    hidden = sequence_of(method).hiding(hidden_columns(method.theta.encoder, QUERIES))
+    with torch.no_grad():
+        append_numbers(method.adapters, hidden, QUERIES)
+    expected = logits(method, hidden)
+    context = TokensContext(method.adapters, QUERIES, method.kept_tokens(QUERIES))
     sequence = context.read(range(len(QUERIES))).sequence
     torch.testing.assert_close(logits(method, sequence), expected, atol=1e-4, rtol=1e-4)
 
@@ -123,7 +143,7 @@ def overfit(method: CcotMethod, num_epochs: int) -> tuple[list[float], PsiTraini
         PsiExample(each.query, opening(encoder), [*each.chain[:8], encoder.tokenizer.eos_token_id], 3)
         for each in problems
     ]
-    context = TokensContext(method.theta, queries, method.kept_tokens(queries))
+    context = TokensContext(method.adapters, queries, method.kept_tokens(queries))
     config = TrainPsiConfig(epochs=num_epochs, batch_size=3, learning_rate=2e-2)
     training = PsiTraining(method.adapters, examples, context, config, adapter=DECODER)
     return list(training.steps()), training

@@ -1,9 +1,10 @@
 """Write out the reasoning chain that contemplation tokens hold.
 
-The decoder, an adapter like ψ, attends to the contemplation tokens and to what it has written itself, not to the query.
-So what it writes comes from the tokens: it cannot solve the problem anew.
+The decoder, an adapter like ψ, attends to the contemplation tokens, to the question's numbers in their order, and to
+what it has written itself, not to the query. So what it does with the numbers comes from the tokens: it cannot solve
+the problem anew, because it does not know what happens in it or what is asked.
 
-Dimensions: B batch, N query.
+Dimensions: B batch, N query, T tokens of numbers.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ccot_cli.data.arithmetic import numbers_in, write_number
 from ccot_cli.data.prompts import Encoder
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.decoding.psi import decode
+from ccot_cli.tensors.masks import pad_right
 
 
 def opening(encoder: Encoder) -> list[int]:
@@ -37,14 +40,34 @@ def hidden_columns(encoder: Encoder, queries: Sequence[list[int]]) -> Tensor:
     return hidden_BN
 
 
-def explain(adapters: Adapters, hidden: CachedSequence, *, max_tokens: int) -> list[str]:
+def append_numbers(adapters: Adapters, hidden: CachedSequence, queries: Sequence[list[int]]) -> None:
+    """Tell the decoder each question's numbers, those that words give included.
+
+    Args:
+        adapters: θ with the decoder.
+        hidden: Queries and contemplation tokens, the queries' columns hidden; extended.
+        queries: The queries' ids.
+    """
+    theta = adapters.theta
+    texts = [" ".join(map(write_number, numbers_in(theta.encoder.question(query)))) for query in queries]
+    ids = theta.encoder.tokenizer(texts, add_special_tokens=False).input_ids
+    if any(ids):
+        adapters.use(DECODER)
+        ids_BT, mask_BT = pad_right(ids, fill=theta.pad_id, device=theta.device)
+        theta.blocks.run_ids(ids_BT, mask_BT, hidden)
+
+
+@torch.no_grad()
+def explain(adapters: Adapters, hidden: CachedSequence, queries: Sequence[list[int]], *, max_tokens: int) -> list[str]:
     """Write each row's chain.
 
     Args:
         adapters: θ with the decoder.
         hidden: Queries and contemplation tokens, the queries' columns hidden; extended.
+        queries: The queries' ids.
         max_tokens: The cap.
     """
+    append_numbers(adapters, hidden, queries)
     encoder = adapters.theta.encoder
     start = [opening(encoder)] * len(hidden.mask_BS)
     text = decode(adapters, hidden, start, max_tokens=max_tokens, adapter=DECODER)

@@ -70,7 +70,7 @@ class CcotMethod(AnswerMethod):
         if self.explains:
             # Hidden now, because the answer will be appended to the sequence.
             hidden = sequence.hiding(hidden_columns(self.theta.encoder, queries).to(self.theta.device))
-            write = partial(explain, self.adapters, hidden, max_tokens=self.decoding.max_chain_tokens)
+            write = partial(explain, self.adapters, hidden, queries, max_tokens=self.decoding.max_chain_tokens)
         return Prepared(sequence, counts, is_capped, prefill, contemplation, draft_B, read, write)
 
     @torch.no_grad()

@@ -21,8 +21,7 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import in_parts
-from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.decoding.explanation import hidden_columns
+from ccot_cli.models.decoding.explanation import append_numbers, hidden_columns
 from ccot_cli.models.decoding.phi import contemplate, replay
 from ccot_cli.models.decoding.query import read_query
 from ccot_cli.models.selection.gold import place_gold
@@ -153,12 +152,12 @@ class RolloutContext:
 
 @dataclass(frozen=True)
 class TokensContext:
-    """Contemplation tokens as they were generated, with their queries hidden.
+    """Contemplation tokens as they were generated, with their queries hidden, and the questions' numbers.
 
     Nothing that the tokens depend on learns. So what they have left in the cache is constant, and is kept.
     """
 
-    theta: Theta
+    adapters: Adapters
     queries: Sequence[list[int]]
     """Token ids by problem."""
     kept: Sequence[Tensor]
@@ -170,7 +169,7 @@ class TokensContext:
         return {}
 
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Prefix:
-        theta, (heads, channels) = self.theta, self.theta.blocks.heads
+        theta, (heads, channels) = self.adapters.theta, self.adapters.theta.blocks.heads
         queries, kept = [self.queries[number] for number in numbers], [self.kept[number] for number in numbers]
         num_query, most = max(map(len, queries)), max(each.shape[2] for each in kept) - 1
         # Hidden columns hold zeros. They are there because they count in positions.
@@ -181,7 +180,9 @@ class TokensContext:
             both[:, row, :, first], both[:, row, :, num_query:end] = each[:, :, 0], each[:, :, 1:]
             mask_BS[row, first:end] = True
         sequence = CachedSequence.of(both.to(theta.device), mask_BS.to(theta.device))
-        return Prefix(sequence.hiding(hidden_columns(theta.encoder, queries).to(theta.device)))
+        hidden = sequence.hiding(hidden_columns(theta.encoder, queries).to(theta.device))
+        append_numbers(self.adapters, hidden, queries)
+        return Prefix(hidden)
 
 
 @dataclass(frozen=True)

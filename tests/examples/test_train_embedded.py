@@ -1,0 +1,101 @@
+"""The scripts that train what the package has: their problems, and what they copy."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ccot_cli.data.arithmetic import equations_in
+from ccot_cli.models.base.adapters import ADAPTER_FILE, DECODER, PHI
+from ccot_cli.names import PRECOMPUTE, TRAIN_PSI
+from ccot_cli.workspace.workspace import Workspace
+from examples.scripts import script
+
+NUM_PROBLEMS = 60
+PEOPLE = [
+    ("Ana has 40 pens. She sells 15.", "She has <<40-15=25>>25 left.\n#### 25"),
+    ("A box holds 6 hats. How many do 6 boxes hold?", "They hold <<6*6=36>>36.\n#### 36"),
+]
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    training = script("train_embedded.py")
+    monkeypatch.setattr(training, "NUM_PROBLEMS", NUM_PROBLEMS)
+    return training
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("".join(json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in PEOPLE))
+    return path
+
+
+def test_people_s_problems_are_there_as_they_are_and_told_again(
+    training: ModuleType, people: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "problems.jsonl"
+    training.write_problems(people, path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    questions = [row["question"] for row in rows]
+    assert len({*questions}) == len(rows) == NUM_PROBLEMS
+    assert questions.count(PEOPLE[0][0]) == questions.count(PEOPLE[1][0]) == 1
+    again = [row for row in rows if row["question"].startswith("Ana has ") and " pens. She sells " in row["question"]]
+    assert 1 < len(again) <= 1 + training.NUM_RETELLINGS
+    for row in again:
+        [equation] = equations_in(row["answer"])
+        assert equation.compute(equation.first, equation.second) == equation.result
+        assert row["answer"].endswith(f"#### {equation.result}")
+    # The numbers of the other one cannot be replaced: both are 6.
+    assert sum("How many do" in question and "boxes hold" in question for question in questions) == 1
+    written = path.read_bytes()
+    training.write_problems(people, path)
+    assert path.read_bytes() == written
+
+
+def make_method(folder: Path) -> Path:
+    """Write files like those of a finished method."""
+    (folder / PHI).mkdir(parents=True)
+    (folder / "method.json").write_text("{}")
+    (folder / "log.jsonl").write_text("{}\n")
+    (folder / PHI / "adapter_config.json").write_text('{"r": 2, "base_model_name_or_path": "/home/me/theta"}')
+    save_file({"lora": torch.full((2, 2), 1.00001)}, folder / PHI / ADAPTER_FILE)
+    save_file({"weight": torch.ones(2)}, folder / "end.safetensors")
+    return folder
+
+
+def test_what_answering_needs_is_copied_with_adapters_in_bfloat16(training: ModuleType, tmp_path: Path) -> None:
+    source, target = make_method(tmp_path / "made"), tmp_path / "package" / "r0.10"
+    target.mkdir(parents=True)
+    (target / "of-another-theta").touch()
+    training.ship(source, target)
+    names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert names == {"method.json", "end.safetensors", f"{PHI}/adapter_config.json", f"{PHI}/{ADAPTER_FILE}"}
+    assert load_file(target / PHI / ADAPTER_FILE)["lora"].dtype == torch.bfloat16
+    assert load_file(target / "end.safetensors")["weight"].dtype == torch.float32
+    config = json.loads((target / PHI / "adapter_config.json").read_text())
+    assert config == {"r": 2, "base_model_name_or_path": None}
+
+
+def test_a_packaged_method_becomes_an_artifact_that_a_decoder_can_be_trained_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoders = script("train_embedded_decoder.py")
+    monkeypatch.setattr(decoders, "METHODS_FOLDER", tmp_path)
+    method = make_method(tmp_path / "r0.10")
+    make_method(method / DECODER)
+    workspace = Workspace.create(tmp_path / "decoders", "embedded", decoders.SETTINGS)
+    for _ in range(2):
+        decoders.adopt(workspace, decoders.read_ratio("0.1"))
+        artifact = workspace.require(TRAIN_PSI, "r0.10")
+        assert workspace.require(PRECOMPUTE).manifest.config["data"]["limit"] == decoders.SETTINGS["data.limit"]
+        assert artifact.manifest.summary["ratio"] == 0.1
+        assert not (artifact.folder / DECODER).exists()
+    first = artifact.fingerprint
+    (method / "method.json").write_text('{"other": 1}')
+    decoders.adopt(workspace, decoders.read_ratio("0.1"))
+    assert workspace.require(TRAIN_PSI, "r0.10").fingerprint != first
