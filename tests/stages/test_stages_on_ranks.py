@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+import torch
 from ranks_running import on_ranks
 
 from ccot_cli import ranks
@@ -16,9 +17,9 @@ from ccot_cli.errors import BusyError
 from ccot_cli.models.training.loop import LOG_FILE, read_lines
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
-from ccot_cli.stages import evaluate, score, train_baseline
+from ccot_cli.stages import evaluate, score, train_baseline, train_phi
 from ccot_cli.workspace.lock import lock
-from stages.runs import MakeRun, Run, Told, same_tensors
+from stages.runs import MakeRun, Run, Told, tensors_of
 
 SEVERAL_SHARDS = {"precompute.shard_megabytes": 1, "data.limit": 240}
 
@@ -144,19 +145,29 @@ def test_a_workspace_in_use_refuses_every_rank(make_run: MakeRun) -> None:
     assert "in use by process" in first
 
 
-def test_layer_by_layer_the_first_rank_trains_for_all(make_run: MakeRun) -> None:
-    layerwise = {"train_phi.schedule": "layerwise"}
+@pytest.mark.parametrize("is_in_files", [False, True])
+def test_layer_by_layer_each_rank_trains_on_a_part_of_every_batch(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, is_in_files: bool
+) -> None:
+    monkeypatch.setattr(train_phi, "fits", lambda needed, device: not is_in_files)
+    # The last batch has a single problem, so that one rank has none of it.
+    layerwise = {"train_phi.schedule": "layerwise", "data.limit": 9, "train_phi.batch_size": 4, "train_phi.epochs": 2}
     alone, together = make_run("alone", **layerwise), make_run("together", **layerwise)
 
-    def trained(run: Run) -> float:
+    def layers(run: Run) -> list[float]:
         run.precompute()
         run.score()
-        return run.train_phi().report["losses"][0]
+        kinds = ("untrained_loss", "train_loss", "validation_loss")
+        return [layer[kind] for layer in run.train_phi().layers for kind in kinds]
 
-    assert on_ranks(2, lambda: trained(together)) == [trained(alone)] * 2
-    folders = [run.workspace.root / "train-phi" / "r0.10" for run in (alone, together)]
-    assert content(folders[0]) == content(folders[1])
-    assert same_tensors(*folders)
+    losses = layers(alone)
+    assert on_ranks(2, lambda: layers(together)) == [pytest.approx(losses, rel=1e-4)] * 2
+    folder = together.workspace.root / "train-phi" / "r0.10"
+    expected = tensors_of(alone.workspace.root / "train-phi" / "r0.10")
+    for name, tensor in tensors_of(folder).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
+    assert json.loads((folder / "manifest.json").read_text())["ranks"] == 2
+    assert not [path for path in folder.iterdir() if path.name in ("resting", "checkpoint.safetensors")]
 
 
 @pytest.mark.parametrize("max_disk", [None, 0.0005])

@@ -62,8 +62,6 @@ def run(
 ) -> TrainPhiResult:
     """Train and save φ for one ratio; an interrupted run resumes from its last checkpoint.
 
-    Layer by layer, the first of several ranks does everything.
-
     Args:
         variant: End of the artifact's key; not empty if the settings are not the workspace's own.
         selected: Key of the `score` artifact to train on; by default the same key as that of the new artifact.
@@ -74,22 +72,6 @@ def run(
         ResourceError: if a single problem does not fit into memory, or stored states do not fit on the disk.
         DivergedError: if the trained φ generates states that are not finite.
     """
-    train_it = partial(
-        _train, workspace, settings, ratio, variant=variant, selected=selected, overrides=overrides, progress=progress
-    )
-    return ranks.first(train_it) if settings.train_phi.schedule == "layerwise" else train_it()
-
-
-def _train(
-    workspace: Workspace,
-    settings: Settings,
-    ratio: Decimal,
-    *,
-    variant: str,
-    selected: str | None,
-    overrides: Sequence[str],
-    progress: Progress,
-) -> TrainPhiResult:
     key = ratio_name(ratio) + variant
     scored = workspace.require(SCORE, selected or key)
     source = workspace.require(PRECOMPUTE)
@@ -280,13 +262,13 @@ class _Job:
         config, checkpoint, log = self.config, self.build.scratch(CHECKPOINT_FILE), self.build.folder / LOG_FILE
         reports = _resume(self.adapters, log, checkpoint)
         # Declared scratch even if it is not used now, because an earlier attempt with less memory may have used it.
-        scratch_folder = self.build.scratch("resting")
+        scratch_folder = ranks.first(lambda: self.build.scratch("resting"))
         needed = stored_bytes(self.theta, [*self.train, *self.validation])
         folder = None
-        if not fits(needed, self.theta.device):
-            check_space(self.build.folder, needed, fix="free some space")
-            folder = scratch_folder
-            folder.mkdir(exist_ok=True)
+        if ranks.is_any(not fits(needed // ranks.size(), self.theta.device)):
+            ranks.first(lambda: check_space(self.build.folder, needed, fix="free some space"))
+            folder = scratch_folder / str(ranks.rank())
+            folder.mkdir(parents=True, exist_ok=True)
         per_layer = config.epochs * -(-len(self.train) // config.batch_size)
         total = (self.theta.num_layers - len(reports)) * per_layer
         with self.progress.task(self.label, total=total, unit="steps") as advance:
@@ -300,7 +282,7 @@ class _Job:
                 on_step=lambda index, loss: advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}"),
             ):
                 reports.append(report)
-                write_lines(log, [asdict(each) for each in reports])
+                ranks.first(partial(write_lines, log, [asdict(each) for each in reports]))
                 weights = self.adapters.parameters(PHI)
                 save_checkpoint(checkpoint, {NUM_TRAINED: torch.tensor(len(reports)), **weights})
         return reports, self.theta.num_layers * per_layer
@@ -312,7 +294,7 @@ NUM_TRAINED = "layers"
 
 def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport]:
     """Load the weights of an interrupted run, if there was one, and return the reports of the layers it finished."""
-    if not (log.exists() and checkpoint.exists()):
+    if not ranks.first(lambda: log.exists() and checkpoint.exists()):
         return []
     saved = load_checkpoint(checkpoint)
     # The log is written before the checkpoint, and may hold one layer more.
@@ -321,4 +303,4 @@ def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport
         for name, parameter in adapters.named_parameters():
             if name in saved:
                 parameter.copy_(saved[name])
-    return [LayerReport(**line) for line in read_lines(log)[:num_trained]]
+    return [LayerReport(**line) for line in ranks.first(lambda: read_lines(log))[:num_trained]]

@@ -1,4 +1,7 @@
-"""Checkpoints: tensors in a safetensors file, with a hash of what they hold, because training goes on from them."""
+"""Checkpoints: tensors in a safetensors file, with a hash of what they hold, because training goes on from them.
+
+All ranks save and load a checkpoint together, and the first one writes and reads it.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,11 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ccot_cli.errors import CorruptError
+from ccot_cli import ranks
+from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.files import commit
 
 SEAL = "sha256"
 """Name of the tensor with the hash of all others."""
+RANKS = "ranks"
+"""Name of the tensor with the number of ranks."""
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -22,9 +28,13 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         ResourceError: if the disk is full.
     """
-    kept = {name: each.detach().contiguous() for name, each in tensors.items()}
+    kept = {name: each.detach().contiguous() for name, each in tensors.items()} | {RANKS: torch.tensor(ranks.size())}
+    ranks.first(lambda: _write(path, kept))
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with commit(path) as part:
-        save_file({**kept, SEAL: _digest(kept)}, part)
+        save_file({**tensors, SEAL: _digest(tensors)}, part)
 
 
 def load_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -32,7 +42,18 @@ def load_checkpoint(path: Path) -> dict[str, Tensor]:
 
     Raises:
         CorruptError: if they are not those that were written.
+        UsageError: if another number of ranks saved them: they add up in another order, and other bits would result.
     """
+    tensors = ranks.first(lambda: _read(path))
+    if (num_ranks := int(tensors.pop(RANKS, 1))) != ranks.size():
+        raise UsageError(
+            f"this training was begun with {num_ranks} ranks, not {ranks.size()}",
+            fix=f"go on with {num_ranks}, or remove {path.parent}; its training starts from the beginning",
+        )
+    return tensors
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError):

@@ -167,17 +167,12 @@ def train(
             advance(1, **figures(loss), **shown)
             is_stopping = is_stop_asked()
             if is_stopping or (step % checkpoint_steps == 0 and not num_exploded) or step == optimiser.num_steps:
-                # The state is made by every rank, because inside `first` a rank is alone and would count one.
-                ranks.first(partial(_save, log, lines, checkpoint, optimiser.state()))
+                ranks.first(partial(write_lines, log, lines))
+                save_checkpoint(checkpoint, optimiser.state())
             if is_stopping:
                 break
     optimiser.restore()
     return Trained(_mean_loss(lines[-epoch:]), _best_step(lines))
-
-
-def _save(log: Path, lines: list[dict[str, Any]], checkpoint: Path, state: dict[str, Tensor]) -> None:
-    write_lines(log, lines)
-    save_checkpoint(checkpoint, state)
 
 
 def _num_exploded(lines: list[dict[str, Any]]) -> int:

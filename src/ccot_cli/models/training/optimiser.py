@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ccot_cli import ranks
 from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
-from ccot_cli.errors import DivergedError, UsageError
+from ccot_cli.errors import DivergedError
 from ccot_cli.models.base.memory import does_not_fit, is_out_of_memory, release
 from ccot_cli.models.training.checkpoints import load_checkpoint
 from ccot_cli.names import OptimiserName
@@ -28,8 +28,6 @@ WARM_UP = 0.05
 """Proportion of the steps in which the learning rate rises."""
 _KEPT = "kept"
 """Prefix, in a saved state, of the parameters that are kept."""
-_RANKS = "ranks"
-"""Name, in a saved state, of the number of ranks."""
 MAX_BAD_STEPS = 5
 """Steps in a row without a finite loss and gradient, or with a loss that has exploded, that end training."""
 
@@ -277,7 +275,7 @@ class Optimiser:
 
     def state(self) -> dict[str, Tensor]:
         """Return what `resume` needs, as named tensors: parameters, those kept, moments and number of steps taken."""
-        tensors = {"step": torch.tensor(self.step_count), _RANKS: torch.tensor(ranks.size())}
+        tensors = {"step": torch.tensor(self.step_count)}
         tensors |= {f"{_KEPT}/{name}": tensor for name, tensor in self.kept.items()}
         for name, parameter in self.parameters.items():
             tensors[f"parameter/{name}"] = parameter.detach().cpu().contiguous()
@@ -286,19 +284,14 @@ class Optimiser:
         return tensors
 
     def resume(self, path: Path) -> None:
-        """Restore a saved state, which the first rank reads; on a CPU, training then continues bit for bit.
+        """Restore a saved state; on a CPU, training then continues bit for bit.
 
         Raises:
             CorruptError: if the file is damaged.
-            UsageError: if another number of ranks saved it: they add up in another order, and other bits would result.
+            UsageError: if another number of ranks saved it.
         """
-        tensors = ranks.first(lambda: load_checkpoint(path))
+        tensors = load_checkpoint(path)
         self.step_count = int(tensors.pop("step"))
-        if (num_ranks := int(tensors.pop(_RANKS, 1))) != ranks.size():
-            raise UsageError(
-                f"this training was begun with {num_ranks} ranks, not {ranks.size()}",
-                fix=f"go on with {num_ranks}, or remove {path.parent}; its training starts from the beginning",
-            )
         for name, parameter in self.parameters.items():
             with torch.no_grad():
                 parameter.copy_(tensors.pop(f"parameter/{name}"))

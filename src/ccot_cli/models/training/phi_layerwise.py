@@ -8,6 +8,8 @@ every step.
 The stored tensors stay on the device, or in files, from which a batch is fetched while the one before it is in use. The
 layers themselves may stay in main memory: only the one that is trained has to be on the device.
 
+Of W ranks, rank i stores and runs the examples i, i + W and so on of every batch; all take the same steps.
+
 Dimensions: B batch, N query, K contemplation tokens, J = 1 + K gold rows, S query and contemplation tokens, I all
 indices 0..L, D width, H heads, C channels of a head.
 """
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ccot_cli import ranks
 from ccot_cli.config import TrainPhiConfig
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, Adapters
@@ -84,6 +87,10 @@ class _LabelledInput(_LayerInput):
     """Gold states at the index that the layer computes."""
     mask_BK: Tensor
     """True at contemplation tokens that exist."""
+    num_here: int
+    """This rank's examples of the batch."""
+    num_examples: int
+    """All ranks' examples of the batch."""
 
     def loss(self, part: slice = ALL) -> Tensor:
         """Compute the mean scaled error of some examples, all by default."""
@@ -91,19 +98,22 @@ class _LabelledInput(_LayerInput):
 
 
 class _Batch:
-    """A padded batch of examples and its states, which move up one layer at a time.
+    """This rank's examples of a batch, padded, and their states, which move up one layer at a time.
 
     Args:
+        examples: The whole batch. A rank that gets none of it holds the first one, which then does not count.
         layer: Autoregressive layer l, whose gold states are the inputs.
         number: The batch's number, part of its files' names.
-        folder: Where its tensors are stored from one layer to the next, in files that are mapped into memory; on the
-            device by default.
+        folder: Where its tensors are stored from one layer to the next, in files of this rank that are mapped into
+            memory; on the device by default.
     """
 
     def __init__(
         self, theta: Theta, examples: Sequence[GoldExample], *, layer: int, number: int, folder: Path | None
     ) -> None:
-        self.theta, self._number, self._folder = theta, number, folder
+        self.theta, self._number, self._folder, self.num_examples = theta, number, folder, len(examples)
+        here = examples[ranks.rank() :: ranks.size()]
+        self.num_here, examples = len(here), here or examples[:1]
         ids_BN, self.query_mask_BN = pad_left(
             [example.query for example in examples], fill=theta.pad_id, device=theta.device
         )
@@ -160,7 +170,13 @@ class _Batch:
     def labelled_input(self, index: int) -> _LabelledInput:
         """Bring to the device what the layer reads, and the gold states that it should compute."""
         gold_BKD = self._padded_gold(slice(1, None), index).to(self.theta.device)
-        return _LabelledInput(**vars(self.layer_input(index)), gold_BKD=gold_BKD, mask_BK=self.mask_BK)
+        return _LabelledInput(
+            **vars(self.layer_input(index)),
+            gold_BKD=gold_BKD,
+            mask_BK=self.mask_BK,
+            num_here=self.num_here,
+            num_examples=self.num_examples,
+        )
 
     def advance(self, index: int) -> None:
         """Run the contemplation tokens from index - 1 to `index` under the weights in use."""
@@ -256,7 +272,7 @@ def _train_layer(
     for _ in range(config.epochs):
         losses = []
         for batch in _prefetched(shuffler.sample(train, len(train)), index):
-            losses.append(optimiser.step_on(range(len(batch.mask_BK)), partial(_part_loss, adapters, batch)))
+            losses.append(optimiser.step_on(range(batch.num_examples), partial(_part_loss, adapters, batch)))
             on_step(index, losses[-1])
     return LayerReport(
         layer=index,
@@ -267,13 +283,17 @@ def _train_layer(
 
 
 def _part_loss(adapters: Adapters, batch: _LabelledInput, part: Sequence[int], whole: Sequence[int]) -> Tensor:
-    """Compute what consecutive examples of a batch add to its loss."""
+    """Compute what consecutive ones of this rank's examples add to a batch's loss."""
     adapters.use(PHI)
-    return batch.loss(slice(part[0], part[-1] + 1)) * (len(part) / len(whole))
+    first, last = (number // ranks.size() for number in (part[0], part[-1]))
+    return batch.loss(slice(first, last + 1)) * (len(part) / len(whole))
 
 
 @torch.no_grad()
 def _mean_loss(adapters: Adapters, batches: list[_Batch], index: int) -> float:
     adapters.use(PHI)
-    total = sum(batch.loss().item() * len(batch.mask_BK) for batch in _prefetched(batches, index))
-    return total / sum(len(batch.mask_BK) for batch in batches)
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in _prefetched(batches, index):
+        total += batch.loss().item() * batch.num_here
+    ranks.add_up(total)
+    return float(total) / sum(batch.num_examples for batch in batches)
