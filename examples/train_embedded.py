@@ -240,13 +240,12 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
 |---|---|---|
 {runs}
 
-- θ's examples: 81 % are fresh problems of the generator's train split, 9 % problems of GSM8K's training file (MIT; Cobbe
-  et al., 2021) whose steps are whole numbers below 1,000, told with other numbers where these can be replaced; one in
-  ten of them is held out. In 15 % of both, nouns and names are words that do not exist. 10 % are sums alone. The
+- θ's examples: 81 % are fresh problems of the generator's train split, 9 % problems of GSM8K's training file (MIT;
+  Cobbe et al., 2021) whose steps are whole numbers below 1,000, told with other numbers where these can be replaced;
+  one in ten of them is held out. In 15 % of both, nouns and names are words that do not exist. 10 % are sums alone. The
   tokenizer is from the first run.
-- The methods: on 30,000 problems of 1 to 6 steps: those of GSM8K, up to four retellings of each, and generated ones; with
-  the settings of `ccot init` except those that `examples/train_embedded.py` names, seed 0. φ went on from that of an
-  earlier θ for 1,407 steps; ψ had 1,876 steps, and `direct` as many as both together, 3,283.
+- The methods: on 42,000 problems of 1 to 6 steps: those of GSM8K, up to four retellings of each, and generated ones;
+  with the settings of `ccot init` except those that `examples/train_embedded.py` names, seed 0.
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator.
