@@ -30,12 +30,15 @@ from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded/decoders")
 SETTINGS: dict[str, Any] = {
-    "data.limit": 40_000,
+    "data.limit": 24_000,
     "data.validation_limit": 500,
     "data.steps": (1, 6),
     "data.seed": 20_000_000,
-    "train_psi.epochs": 1,
+    "train_psi.epochs": 3,
     "train_psi.batch_size": 16,
+    "train_psi.learning_rate": 0.016,
+    "train_psi.lora_rank": 64,
+    "train_psi.lora_alpha": 64,
 }
 """What differs from the settings of `ccot init`. No problem is one that the methods learned from."""
 

@@ -234,7 +234,10 @@ def test_a_terminal_is_told_what_is_loaded(
 def test_thoughts_stand_under_the_answer_and_in_json_on_request(trained: Path, capsys: Output) -> None:
     answer, _ = output(capsys, "ask", QUESTION)
     out, err = output(capsys, "ask", QUESTION, "--show-thoughts")
-    head, *rows, verdict = err.splitlines()
+    *lines, verdict = err.splitlines()
+    middle = next(number for number, line in enumerate(lines) if "nearest gold state" in line)
+    (head, *rows), (_, *nearest) = lines[:middle], lines[middle:]
+    assert len(nearest) == len(rows)
     assert out == answer
     assert head.split() == ["at", "index", "L", "=", "4", "at", "index", "l", "=", "2", "END", "norm", "verified"]
     assert verdict in ("the answer is verified", "the answer is not verified")
@@ -246,7 +249,8 @@ def test_thoughts_stand_under_the_answer_and_in_json_on_request(trained: Path, c
         assert [each["number"] for each in fields["thoughts"]] == [*range(1, fields["contemplation_tokens"] + 1)]
         assert len(rows) == len(fields["thoughts"])
         assert fields["verified"] in (True, False)
-        names = {"number", "words", "lower_words", "end", "norm", "verified", "equation"}
+        names = {"number", "words", "lower_words", "end", "norm", "nearest", "verified", "equation"}
+        assert all("[" in each["nearest"]["chain"] for each in fields["thoughts"])
         assert fields["thoughts"][0].keys() == names
         assert [word.keys() for word in fields["thoughts"][0]["words"]] == [{"text", "probability"}] * 5
 

@@ -1,13 +1,14 @@
 """Thoughts in a terminal."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
 
 from ccot_cli.cli.console import print_note_table
-from ccot_cli.cli.thoughts import ALIGN, thoughts_table
-from ccot_cli.models.decoding.thoughts import Word
+from ccot_cli.cli.thoughts import ALIGN, NEAREST_ALIGN, nearest_table, thoughts_table
+from ccot_cli.models.decoding.thoughts import Likeness, Word
 from ccot_cli.stages.thoughts import CheckedThought
 from cli.running import ESCAPE, Output
 
@@ -27,6 +28,25 @@ def test_a_row_has_the_words_that_fit_and_how_the_number_follows() -> None:
     assert TABLE[2][3:] == ("1.00", "98765", "1234.5 * 1000 …")
     assert TABLE[2][1] == "antidisestablishment… 1.00"
     assert TABLE[3][5] == "no"
+
+
+def test_the_nearest_gold_states_have_a_table_of_their_own_if_there_are_any(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nearest_table(THOUGHTS) == []
+    near = [
+        replace(THOUGHTS[0], nearest=Likeness("Adding 9 and 6 gives 9 + 6 [=] 15.", 0.934)),
+        replace(THOUGHTS[1], nearest=Likeness("so " * 40, -0.5)),
+    ]
+    head, first, second = nearest_table(near)
+    assert head == ("", "cosine", "nearest gold state, of the token in [brackets]")
+    assert first == ("1", "0.93", "Adding 9 and 6 gives 9 + 6 [=] 15.")
+    assert second[2].endswith("…")
+    monkeypatch.setenv("COLUMNS", "80")
+    print_note_table(nearest_table(near), align=NEAREST_ALIGN)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert max(map(cell_len, lines)) <= 80
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -1,10 +1,17 @@
 """Whether what contemplation tokens say follows from the question."""
 
-import pytest
+import shutil
 
+import pytest
+import torch
+
+from ccot_cli.data.shards import read_records
+from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.decoding.thoughts import Thought, Word
 from ccot_cli.models.methods.method import Reply
-from ccot_cli.stages.thoughts import check_thoughts, result_of, top_number, verification
+from ccot_cli.stages import thoughts
+from ccot_cli.stages.thoughts import check_thoughts, load_gold, result_of, top_number, verification
+from stages.runs import RATIO, MakeRun, stored_problems
 
 QUESTION = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
 
@@ -52,3 +59,57 @@ def test_an_evaluation_tells_how_well_figures_separate_right_from_wrong() -> Non
     found = verification(replies, checked, [True] * 3)
     assert found.verified_right == pytest.approx(1 / 3)
     assert (found.verified_wrong, found.auroc_confidence) == (None, None)
+
+
+LAYER = 2
+
+
+def test_a_gold_state_is_nearest_to_itself_and_named_by_its_line(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    theta = load_theta(run.settings.model)
+    folder, problems = run.workspace.folder("score", "r0.10"), stored_problems(run)
+    train = [*stored_problems(run, is_validation=False)]
+    gold = load_gold(run.workspace, theta, RATIO, LAYER)
+    assert gold is not None
+    decode = theta.encoder.tokenizer.decode
+    records = [record for record in read_records(folder) if record.number < len(train)]
+    assert len(records) == len(train) < len(problems)
+    for record in records:
+        problem, states = problems[record.number], record.states_JID[1:, LAYER]
+        for near, position in zip(gold.nearest(states), record.positions_J[1:].tolist(), strict=True):
+            token = decode([problem.chain[position - len(problem.query)]]).strip()
+            assert near.cosine == pytest.approx(1.0, abs=1e-3)
+            assert f"[{token}]" in near.chain
+            assert "\n" not in near.chain
+            assert near.chain.replace("[", "").replace("]", "")[:9].strip() in decode(problem.chain)
+    assert gold.nearest(torch.zeros(1, states.shape[1]))[0].cosine < 0.999
+
+
+def test_only_the_first_problems_are_compared_to(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    theta = load_theta(run.settings.model)
+    whole = load_gold(run.workspace, theta, RATIO, LAYER)
+    monkeypatch.setattr(thoughts, "MOST_COMPARED", 1)
+    first = load_gold(run.workspace, theta, RATIO, LAYER)
+    [record] = read_records(run.workspace.folder("score", "r0.10"), wanted={0})
+    assert whole is not None
+    assert first is not None
+    assert first.nearest(record.states_JID[1:, LAYER])[0].chain == whole.nearest(record.states_JID[1:, LAYER])[0].chain
+    found = {near.chain for near in first.nearest(torch.randn(200, record.states_JID.shape[2]))}
+    assert len(found) <= len(record.positions_J) - 1
+
+
+def test_without_the_states_that_the_method_learned_from_there_is_nothing_to_compare_to(make_run: MakeRun) -> None:
+    run = make_run()
+    theta = load_theta(run.settings.model)
+    assert load_gold(run.workspace, theta, RATIO, LAYER) is None
+    run.precompute()
+    run.score()
+    shutil.rmtree(run.workspace.folder("precompute"))
+    assert load_gold(run.workspace, theta, RATIO, LAYER) is None

@@ -230,7 +230,7 @@ def _answer_one(asker: AnyAsker, question: str, hint: str, *, is_json: bool) -> 
 
 
 def _print_thoughts(asker: AnyAsker, thoughts: "list[CheckedThought]", *, is_verified: bool) -> None:
-    from ccot_cli.cli.thoughts import ALIGN, thoughts_table
+    from ccot_cli.cli.thoughts import ALIGN, NEAREST_ALIGN, nearest_table, thoughts_table
     from ccot_cli.models.methods.ccot import CcotMethod
     from ccot_cli.stages.ask import Asker
 
@@ -238,6 +238,8 @@ def _print_thoughts(asker: AnyAsker, thoughts: "list[CheckedThought]", *, is_ver
     assert isinstance(asker.method, CcotMethod)
     layer, num_layers = asker.method.info.autoregressive_layer, asker.theta.num_layers
     print_note_table(thoughts_table(thoughts, layer=layer, num_layers=num_layers), align=ALIGN)
+    if table := nearest_table(thoughts):
+        print_note_table(table, align=NEAREST_ALIGN)
     print_note(f"the answer is {'verified' if is_verified else 'not verified'}")
 
 

@@ -11,6 +11,8 @@ from ccot_cli.stages.thoughts import CheckedThought
 WORDS_WIDTH, LOWER_WORDS_WIDTH, EQUATION_WIDTH = 26, 17, 15
 """With three digits of a number, four of END, five of the norm, and two spaces between columns: 80."""
 ALIGN = "><<>><"
+CHAIN_WIDTH = 67
+NEAREST_ALIGN = ">><"
 
 
 def thoughts_table(thoughts: Iterable[CheckedThought], *, layer: int, num_layers: int) -> list[Sequence[str]]:
@@ -23,6 +25,16 @@ def thoughts_table(thoughts: Iterable[CheckedThought], *, layer: int, num_layers
     """
     head = ("", f"at index L = {num_layers}", f"at index l = {layer}", "END", "norm", "verified")
     return [head, *map(_row, thoughts)]
+
+
+def nearest_table(thoughts: Iterable[CheckedThought]) -> list[Sequence[str]]:
+    """Make the rows of a table of the gold states that the tokens are most alike, its head first; none without any."""
+    rows = [
+        (str(thought.number), f"{thought.nearest.cosine:.2f}", _cut(thought.nearest.chain, CHAIN_WIDTH))
+        for thought in thoughts
+        if thought.nearest
+    ]
+    return [("", "cosine", "nearest gold state, of the token in [brackets]"), *rows] if rows else []
 
 
 def _row(thought: CheckedThought) -> Sequence[str]:

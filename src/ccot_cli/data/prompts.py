@@ -190,6 +190,15 @@ class Encoder:
             lines.append(line)
         return lines
 
+    def marked(self, chain: list[int], positions: list[int]) -> str:
+        """Return a chain's text with the tokens at these positions in [brackets]."""
+        pieces = [str(self.tokenizer.decode([token])) for token in chain]
+        for position in positions:
+            bare = pieces[position].strip(" ")
+            shown = {"\n": "⏎", "": "␣"}.get(bare, bare)
+            pieces[position] = pieces[position].replace(bare, f"[{shown}]", 1)
+        return "".join(pieces)
+
     def words(self, chain: list[int]) -> list[int]:
         """Return the number of the word that each chain token is a part of, not decreasing, from 0.
 

@@ -16,7 +16,7 @@ from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
 from ccot_cli.names import CCOT
 from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone, no_tokens
-from ccot_cli.stages.thoughts import CheckedThought, check_thoughts
+from ccot_cli.stages.thoughts import CheckedThought, check_thoughts, load_gold
 from ccot_cli.workspace.workspace import Workspace
 
 BATCH_SIZE = 32
@@ -111,7 +111,7 @@ class Asker:
         fallback = None if min_confidence is None else methods.fallback()
         self.method: Method = methods.named(method, ratio)
         if shows_thoughts:
-            self.method = _reading_thoughts(self.method)
+            self.method = _reading_thoughts(self.method, workspace)
         if explains:
             self.method = methods.explaining(self.method)
         self.cascade = Cascade(self.method, fallback, min_confidence or 0.0) if fallback else None
@@ -212,12 +212,14 @@ class Asker:
         return reply.confidence < max(asked, recorded or 0.0)
 
 
-def _reading_thoughts(method: Method) -> CcotMethod:
-    """Let a method read its contemplation tokens.
+def _reading_thoughts(method: Method, workspace: Workspace | None) -> CcotMethod:
+    """Let a method read its contemplation tokens, and compare them to the workspace's gold states.
 
     Raises:
         UsageError: if it generates none.
     """
     if not isinstance(method, CcotMethod):
         raise no_tokens("--show-thoughts", method)
-    return replace(method, reads_thoughts=True)
+    layer = method.info.autoregressive_layer
+    gold = None if workspace is None else load_gold(workspace, method.theta, method.ratio, layer)
+    return replace(method, reads_thoughts=True, gold=gold)

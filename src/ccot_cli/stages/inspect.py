@@ -35,7 +35,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.evaluate import problems_to_ask
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.stages.patching import Moves, Solved, batches, count_moves, replace_each
-from ccot_cli.stages.score import kinds_of, marked_chain
+from ccot_cli.stages.score import kinds_of
 from ccot_cli.stages.thoughts import CheckedThought, check_thoughts
 from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.tensors.probes import fit_probe
@@ -159,7 +159,7 @@ def run(
     shown = [
         Example(
             problems[number].question,
-            marked_chain(theta, encoded[number], positions[number]),
+            theta.encoder.marked(encoded[number].chain, positions[number]),
             problems[number].answer,
             replies[number].answer,
             check_thoughts(problems[number].question, replies[number]).thoughts,

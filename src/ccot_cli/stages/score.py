@@ -141,7 +141,10 @@ def _result(
         mean_chain=sum(len(problem.chain) for problem in problems) / len(problems),
         kinds=kinds_of(theta, problems, selected),
         overlap_with_even=sum(map(_overlap_with_even, problems, selected)) / len(selected),
-        examples=[marked_chain(theta, *pair) for pair in zip(problems[:NUM_EXAMPLES], selected, strict=False)],
+        examples=[
+            theta.encoder.marked(problem.chain, positions)
+            for problem, positions in zip(problems[:NUM_EXAMPLES], selected, strict=False)
+        ],
         probe=probe,
         autoregressive_layer=lowest_sufficient(probe),
     )
@@ -262,13 +265,3 @@ def kinds_of(theta: Theta, problems: list[EncodedProblem], selected: list[list[i
     for token, count in ids.items():
         kinds[kind(theta.encoder.tokenizer.decode([token]))] += count
     return {name: count / kinds.total() for name, count in kinds.most_common()}
-
-
-def marked_chain(theta: Theta, problem: EncodedProblem, positions: list[int]) -> str:
-    """Return a chain's text with the selected tokens in [brackets]."""
-    pieces = [theta.encoder.tokenizer.decode([token]) for token in problem.chain]
-    for position in positions:
-        bare = pieces[position].strip(" ")
-        shown = {"\n": "⏎", "": "␣"}.get(bare, bare)
-        pieces[position] = pieces[position].replace(bare, f"[{shown}]", 1)
-    return "".join(pieces)

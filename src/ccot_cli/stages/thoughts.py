@@ -1,14 +1,26 @@
-"""Check what contemplation tokens say against the question's numbers."""
+"""Check what contemplation tokens say against the question's numbers, and find gold states to compare them to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from ccot_cli.data.arithmetic import check, read_number
-from ccot_cli.models.decoding.thoughts import Thought, Word
+from ccot_cli.data.shards import read_records
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding.thoughts import GoldStates, Thought, Word
 from ccot_cli.models.methods.method import Reply
+from ccot_cli.names import PRECOMPUTE, SCORE, ratio_name
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.statistics import auroc
+from ccot_cli.workspace.workspace import Workspace
+
+MOST_COMPARED = 2000
+"""Training problems, at most, whose gold states contemplation tokens are compared to."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,29 @@ def check_thoughts(question: str, reply: Reply) -> Checked:
         for number, (thought, equation) in enumerate(zip(reply.thoughts, found.equations, strict=True), start=1)
     ]
     return Checked(thoughts, found.is_answer_verified, min((top.probability for top in tops if top), default=0.0))
+
+
+def load_gold(workspace: Workspace, theta: Theta, ratio: Decimal, layer: int) -> GoldStates | None:
+    """Load the selected gold states of the first training problems; None if a workspace has none, as an imported one.
+
+    Args:
+        layer: Autoregressive layer l.
+    """
+    source, scored = workspace.artifact(PRECOMPUTE), workspace.artifact(SCORE, ratio_name(ratio))
+    if source is None or scored is None or scored.manifest.inputs[PRECOMPUTE] != source.fingerprint:
+        return None
+    items = [item for item in read_problems(source)[:MOST_COMPARED] if not item.is_validation]
+    problems = theta.encoder.problems([item.problem for item in items])
+    states, chains = list[Tensor](), list[str]()
+    for record in read_records(scored.folder, indices=slice(layer, layer + 1), wanted=frozenset(range(len(items)))):
+        problem = problems[record.number]
+        lines = theta.encoder.lines(problem.chain)
+        for row, position in enumerate(record.positions_J[1:].tolist(), start=1):
+            place = position - len(problem.query)
+            start, end = lines.index(lines[place]), len(lines) - lines[::-1].index(lines[place])
+            states.append(record.states_JID[row, 0])
+            chains.append(" ".join(theta.encoder.marked(problem.chain[start:end], [place - start]).split()))
+    return GoldStates(torch.stack(states), chains) if states else None
 
 
 def top_number(thought: Thought) -> Word | None:

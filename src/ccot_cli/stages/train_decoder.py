@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +15,7 @@ from ccot_cli import ranks
 from ccot_cli.config import DataConfig, Settings, stage_config
 from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import Problem, load_training
-from ccot_cli.models.base.adapters import DECODER, PSI, Adapters
+from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.decoding.explanation import opening
 from ccot_cli.models.methods.ccot import CcotMethod
@@ -97,7 +96,7 @@ def run(
     method = load_method(adapters, psi.folder, settings.decoding)
     assert isinstance(method, CcotMethod)
     with building(workspace, spec, progress) as build:
-        result = _train(method, psi.folder / PSI, settings, build, progress)
+        result = _train(method, settings, build, progress)
         build.summary.update(asdict(result))
     return result
 
@@ -107,10 +106,9 @@ def _values(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(settings.data, name) for name in (each.removeprefix("data.") for each in names)}
 
 
-def _train(method: CcotMethod, psi: Path, settings: Settings, build: Build, progress: Progress) -> TrainDecoderResult:
+def _train(method: CcotMethod, settings: Settings, build: Build, progress: Progress) -> TrainDecoderResult:
     config, adapters = settings.train_psi, method.adapters
-    # From ψ, which reads such tokens already. θ, where a fresh adapter starts, is thrown off by them.
-    adapters.load(DECODER, psi)
+    adapters.add(DECODER, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
     loaded = load_training(settings.data)
     for note in loaded.notes:
         progress.say(note)

@@ -15,7 +15,7 @@ from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.explanation import explain, hidden_columns
 from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.query import encode_query
-from ccot_cli.models.decoding.thoughts import read_thoughts
+from ccot_cli.models.decoding.thoughts import GoldStates, read_thoughts
 from ccot_cli.models.methods.controls import Control, Replacement
 from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prepared
 from ccot_cli.tensors.select import max_contemplation
@@ -31,6 +31,8 @@ class CcotMethod(AnswerMethod):
     """What replaces the contemplation tokens; None leaves them as they are."""
     reads_thoughts: bool = False
     """Whether replies say what the contemplation tokens say, before a control replaces them."""
+    gold: GoldStates | None = None
+    """What the contemplation tokens are compared to where they are read."""
     explains: bool = False
     """Whether replies have the chain that the decoder, which must be loaded, reads from the contemplation tokens."""
 
@@ -65,7 +67,7 @@ class CcotMethod(AnswerMethod):
             sequence = Replacement(self.adapters, layer, self.control)(queries, tokens)
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
         contemplation = clock.lap()
-        read = partial(read_thoughts, self.theta, self.end, tokens) if self.reads_thoughts else None
+        read = partial(read_thoughts, self.theta, self.end, tokens, self.gold) if self.reads_thoughts else None
         write = None
         if self.explains:
             # Hidden now, because the answer will be appended to the sequence.
