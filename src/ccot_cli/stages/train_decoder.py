@@ -17,7 +17,7 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.memory import in_parts
-from ccot_cli.models.decoding.explanation import opening
+from ccot_cli.models.decoding.explanation import numbers_told, opening
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.loading import load_method
 from ccot_cli.models.selection.gold import STORED_DTYPE
@@ -144,7 +144,7 @@ def _lessons(
 ) -> tuple[list[PsiExample], TokensContext]:
     """Return what the decoder learns to write of each problem, and what from: the tokens that the method generates.
 
-    Problems are left out if their tokens and their chain have more tokens than the model has positions.
+    Problems are left out if their tokens, numbers and chain have more tokens than the model has positions.
     """
     theta, start = method.theta, opening(method.theta.encoder)
     encoded = theta.encoder.problems(problems)
@@ -166,6 +166,10 @@ def _lessons(
         (PsiExample(each.query, start, [*each.chain, end], found[number].shape[2] - 1), found[number])
         for number, each in enumerate(encoded)
     ]
-    lessons = [lesson for lesson in lessons if most is None or lesson[0].length <= most]
+    lessons = [
+        (example, kept)
+        for example, kept in lessons
+        if most is None or example.length + len(numbers_told(theta.encoder, example.query)) <= most
+    ]
     examples = [example for example, _ in lessons]
     return examples, TokensContext(method.adapters, [each.query for each in examples], [kept for _, kept in lessons])

@@ -115,6 +115,22 @@ def test_of_the_question_the_decoder_is_told_the_numbers_alone(method: CcotMetho
     torch.testing.assert_close(told("Why?", "How many?", "When?")[second], before[second])
 
 
+def test_a_model_with_few_positions_is_told_as_many_numbers_as_fit(
+    method: CcotMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = sequence_of(method)
+    longest = int(sequence.mask_BS.sum(dim=1).max())
+    queries = [method.theta.encoder.query(" ".join(map(str, range(2, 40))))] * len(QUERIES)
+    for room, told in ((0, 0), (1, 0), (4, 3)):
+        monkeypatch.setattr(type(method.theta.blocks), "num_positions", longest + room)
+        hidden = sequence.hiding(hidden_columns(method.theta.encoder, QUERIES))
+        before = hidden.mask_BS.sum(dim=1)
+        with torch.no_grad():
+            append_numbers(method.adapters, hidden, queries)
+        assert (hidden.mask_BS.sum(dim=1) - before).tolist()[0] == told
+        assert int(hidden.mask_BS.sum(dim=1).max()) <= longest + max(0, room - 1)
+
+
 def test_explaining_leaves_the_answer_and_what_it_is_decoded_from(method: CcotMethod) -> None:
     questions = [problem.question for problem in PROBLEMS[:3]]
     plain, _ = method.reply(questions)

@@ -40,8 +40,14 @@ def hidden_columns(encoder: Encoder, queries: Sequence[list[int]]) -> Tensor:
     return hidden_BN
 
 
+def numbers_told(encoder: Encoder, query: list[int]) -> list[int]:
+    """Return the ids of a question's numbers in their order, those that words give included."""
+    text = " ".join(map(write_number, numbers_in(encoder.question(query))))
+    return list(encoder.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+
 def append_numbers(adapters: Adapters, hidden: CachedSequence, queries: Sequence[list[int]]) -> None:
-    """Tell the decoder each question's numbers, those that words give included.
+    """Tell the decoder each question's numbers, as many as the model has positions for.
 
     Args:
         adapters: θ with the decoder.
@@ -49,8 +55,10 @@ def append_numbers(adapters: Adapters, hidden: CachedSequence, queries: Sequence
         queries: The queries' ids.
     """
     theta = adapters.theta
-    texts = [" ".join(map(write_number, numbers_in(theta.encoder.question(query)))) for query in queries]
-    ids = theta.encoder.tokenizer(texts, add_special_tokens=False).input_ids
+    ids = [numbers_told(theta.encoder, query) for query in queries]
+    if theta.blocks.num_positions is not None:
+        room_B = theta.blocks.num_positions - hidden.mask_BS.sum(dim=1) - len(opening(theta.encoder))
+        ids = [each[: max(0, room)] for each, room in zip(ids, room_B.tolist(), strict=True)]
     if any(ids):
         adapters.use(DECODER)
         ids_BT, mask_BT = pad_right(ids, fill=theta.pad_id, device=theta.device)
