@@ -5,7 +5,7 @@ It needs the trained method and problems with chains; the files of the earlier s
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +17,7 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.memory import in_parts
-from ccot_cli.models.decoding.explanation import numbers_told, opening
+from ccot_cli.models.decoding.explanation import numbers_told, opening, with_results
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.loading import load_method
 from ccot_cli.models.selection.gold import STORED_DTYPE
@@ -147,7 +147,7 @@ def _lessons(
     Problems are left out if their tokens, numbers and chain have more tokens than the model has positions.
     """
     theta, start = method.theta, opening(method.theta.encoder)
-    encoded = theta.encoder.problems(problems)
+    encoded = theta.encoder.problems([replace(each, chain=with_results(each.chain)) for each in problems])
     lengths = [len(each.query) for each in encoded]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
     found: dict[int, Tensor] = {}

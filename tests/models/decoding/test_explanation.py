@@ -15,7 +15,14 @@ from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
-from ccot_cli.models.decoding.explanation import append_numbers, explain, hidden_columns, opening
+from ccot_cli.models.decoding.explanation import (
+    append_numbers,
+    explain,
+    hidden_columns,
+    opening,
+    with_results,
+    without_results,
+)
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import MethodInfo
@@ -129,6 +136,26 @@ def test_a_model_with_few_positions_is_told_as_many_numbers_as_fit(
             append_numbers(method.adapters, hidden, queries)
         assert (hidden.mask_BS.sum(dim=1) - before).tolist()[0] == told
         assert int(hidden.mask_BS.sum(dim=1).max()) <= longest + max(0, room - 1)
+
+
+@pytest.mark.parametrize(
+    ("chain", "written"),
+    [
+        ("12 + 7 = 19 pens.\n19 - 4 = 15.", "19 15\n12 + 7 = 19 pens.\n19 - 4 = 15."),
+        ("So 9 / 2 = 4.5.", "4.5\nSo 9 / 2 = 4.5."),
+        ("She has none.", "She has none."),
+        ("", ""),
+    ],
+)
+def test_the_decoder_writes_the_results_first_and_the_explanation_is_the_rest(chain: str, written: str) -> None:
+    assert with_results(chain) == written
+    assert without_results(written) == chain
+
+
+def test_a_first_line_that_is_no_line_of_results_is_kept() -> None:
+    assert without_results("12 + 7 = 19\n19 - 4 = 15") == "12 + 7 = 19\n19 - 4 = 15"
+    assert without_results("19 15") == ""
+    assert without_results("\n19") == "\n19"
 
 
 def test_explaining_leaves_the_answer_and_what_it_is_decoded_from(method: CcotMethod) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ccot_cli.data.arithmetic import numbers_in, write_number
+from ccot_cli.data.arithmetic import numbers_in, read_number, results_in, write_number
 from ccot_cli.data.prompts import Encoder
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.cache import CachedSequence
@@ -38,6 +38,21 @@ def hidden_columns(encoder: Encoder, queries: Sequence[list[int]]) -> Tensor:
     for row, query in enumerate(queries):
         hidden_BN[row, longest - len(query)] = query[:1] != encoder.query("")[:1]
     return hidden_BN
+
+
+def with_results(chain: str) -> str:
+    """Put the results of a chain before it, on a line of their own, as the decoder learns to write it.
+
+    The tokens hold results. So the decoder first writes what it reads, and then which operations lead there.
+    """
+    results = " ".join(map(write_number, results_in(chain)))
+    return f"{results}\n{chain}" if results else chain
+
+
+def without_results(text: str) -> str:
+    """Return what follows the line of results."""
+    first, _, rest = text.partition("\n")
+    return rest if first.split() and None not in map(read_number, first.split()) else text
 
 
 def numbers_told(encoder: Encoder, query: list[int]) -> list[int]:
@@ -79,4 +94,4 @@ def explain(adapters: Adapters, hidden: CachedSequence, queries: Sequence[list[i
     encoder = adapters.theta.encoder
     start = [opening(encoder)] * len(hidden.mask_BS)
     text = decode(adapters, hidden, start, max_tokens=max_tokens, adapter=DECODER)
-    return [encoder.decode(ids).strip() for ids in text.ids]
+    return [without_results(encoder.decode(ids).strip()) for ids in text.ids]
