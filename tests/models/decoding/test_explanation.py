@@ -17,7 +17,6 @@ from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.explanation import (
     append_numbers,
-    explain,
     hidden_columns,
     opening,
     with_results,
@@ -204,11 +203,10 @@ def test_training_lowers_the_loss_and_changes_the_decoder_alone(llama: Theta) ->
 @pytest.mark.slow
 def test_an_overfitted_decoder_writes_the_chains(llama: Theta) -> None:
     method = never_ending(llama)
-    _, training = overfit(method, 150)
-    encoder = llama.encoder
-    problems = encoder.problems(PROBLEMS[:3])
+    overfit(method, 150)
     method.adapters.train_only(())
-    sequence = training.context.read(range(3), ()).sequence
-    written = explain(method.adapters, sequence, max_tokens=12)
-    assert written == [encoder.decode(each.chain[:8]).strip() for each in problems]
+    replies, _ = replace(method, explains=True).reply([problem.question for problem in PROBLEMS[:3]])
+    written = [reply.explanation for reply in replies]
+    encoder = llama.encoder
+    assert written == [encoder.decode(each.chain[:8]).strip() for each in encoder.problems(PROBLEMS[:3])]
     assert len({*written}) == 3
