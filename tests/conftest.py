@@ -2,6 +2,7 @@
 
 import os
 import random
+import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -173,33 +174,41 @@ def adapters(theta: Theta) -> Adapters:
 class Offloaded:
     """A model whose decoder layers rest in one place and come to another, both on the CPU; counts those that are away.
 
-    A layer that computes, or passes a gradient, where it rests is an error.
+    Where they rest they are not numbers, so whatever computes there comes to nothing. `most_kept` is the most layers of
+    which a copy was in memory at a time.
     """
 
     def __init__(self, theta: Theta) -> None:
         theta.blocks.to(torch.device("cpu"), offload=True)
         self._layers = theta.blocks.layers
-        self._home = [self._places(number) for number in range(len(self._layers))]
-        self.most_away = 0
-        for layer in self._layers:
-            layer.register_forward_pre_hook(lambda *_: self._check())
-            layer.register_forward_hook(self._await_gradient)
-
-    def _places(self, number: int) -> list[int]:
-        return [each.data_ptr() for name, each in self._layers[number].named_parameters() if "lora_" not in name]
+        self._home = [_weights(layer) for layer in self._layers]
+        self._copies = [list[weakref.ref[nn.Parameter]]() for _ in self._layers]
+        self.most_away = self.most_kept = 0
+        for number, (layer, weights) in enumerate(zip(self._layers, self._home, strict=True)):
+            layer.register_forward_pre_hook(partial(self._arrive, number, [each.detach().clone() for each in weights]))
+            for each in weights:
+                each.data.fill_(torch.nan)
 
     @property
     def num_away(self) -> int:
-        return sum(self._places(number) != home for number, home in enumerate(self._home))
+        return sum(_weights(layer)[0] is not home[0] for layer, home in zip(self._layers, self._home, strict=True))
 
-    def _check(self) -> None:
+    @property
+    def num_kept(self) -> int:
+        return sum(any(copy() is not None for copy in copies) for copies in self._copies)
+
+    def _arrive(self, number: int, truths: list[torch.Tensor], layer: nn.Module, _inputs: object) -> None:
+        """Give a layer that has come its numbers."""
         self.most_away = max(self.most_away, self.num_away)
-        assert self.num_away, "a layer computes where it rests"
+        for weight, truth in zip(_weights(layer), truths, strict=True):
+            weight.data.copy_(truth)
+            self._copies[number].append(weakref.ref(weight))
+        self.most_kept = max(self.most_kept, self.num_kept)
 
-    def _await_gradient(self, _module: nn.Module, _inputs: object, output: torch.Tensor | tuple[torch.Tensor]) -> None:
-        states = output[0] if isinstance(output, tuple) else output
-        if states.requires_grad:
-            states.register_hook(lambda _: self._check())
+
+def _weights(layer: nn.Module) -> list[nn.Parameter]:
+    """Return a layer's own weights, without those of adapters."""
+    return [each for name, each in layer.named_parameters() if "lora_" not in name]
 
 
 def short_problems(count: int) -> list[Problem]:

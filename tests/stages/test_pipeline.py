@@ -1,7 +1,6 @@
 """All stages one after another: on several families, in bfloat16, on another device, after a change or a stop."""
 
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
@@ -117,18 +116,12 @@ def test_layers_that_rest_learn_the_same_one_at_a_time(make_run: MakeRun, monkey
         answered.append(asker.answer(["Mia has 3 pens and buys 4 more. How many pens does she have?"])[0])
     assert rested[-2:] == [False, True]
     assert answered[0].text == answered[1].text
-    joint = Run(resting.workspace, override(resting.settings, {"train_phi.schedule": "joint"}))
-    learned = Run(resting.workspace, override(resting.settings, {"score.selector": "learned"}))
-    refused: list[Callable[[], object]] = [
-        learned.score,
-        joint.train_phi,
-        resting.train_psi,
-        lambda: resting.train_baseline("direct"),
-    ]
-    for train in refused:
-        with pytest.raises(UsageError, match="all of θ's layers"):
-            train()
-    assert not any((resting.workspace.root / stage).exists() for stage in ("train-psi", "train-baseline"))
+    resting.train_psi()
+    whole.train_baseline("direct")
+    resting.train_baseline("direct")
+    for name, key in (("train-psi", "r0.10"), ("train-baseline", "direct")):
+        one, other = (run.workspace.require(name, key) for run in (whole, resting))
+        assert one.manifest.files == other.manifest.files
 
 
 def test_a_tokenizer_without_padding_will_do(make_run: MakeRun, tmp_path: Path) -> None:

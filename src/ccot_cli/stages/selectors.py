@@ -98,7 +98,6 @@ def _known_scorer(theta: Theta, fitted: Iterable[Path]) -> Scorer | None:
 def _train_scorer(
     theta: Theta, train: list[EncodedProblem], layer: int, settings: Settings, progress: Progress
 ) -> Scorer:
-    theta.require_resident("training the scorer", instead="--selector predictive, or ")
     config, decoder = settings.score, settings.train_psi
     adapters = Adapters(theta)
     adapters.add(PSI, rank=decoder.lora_rank, alpha=decoder.lora_alpha, seed=config.seed)

@@ -80,7 +80,6 @@ def run(
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainBaselineResult)):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
     theta = load_matching_theta(settings, source)
-    theta.require_resident(f"training {method}")
     with building(workspace, spec, progress) as build:
         result = _train(theta, settings, method, ratio, source, scored, build, progress)
         build.summary.update(asdict(result))

@@ -90,7 +90,6 @@ def run(
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainDecoderResult)):
         return ready
     theta = load_matching_theta(settings, source)
-    theta.require_resident("training a decoder")
     psi.check()
     adapters = Adapters(theta)
     method = load_method(adapters, psi.folder, settings.decoding)

@@ -124,8 +124,6 @@ def _check(config: TrainPhiConfig, theta: Theta) -> None:
         )
     if config.taught_epochs + config.epochs == 0 or (config.schedule == "layerwise" and not config.epochs):
         raise UsageError("φ would be trained for no epoch at all", fix="set train_phi.epochs in ccot.yaml")
-    if config.schedule == "joint":
-        theta.require_resident("training φ jointly", instead="--schedule layerwise, or ")
 
 
 def _with_layer(config: TrainPhiConfig, scored: Artifact, theta: Theta, progress: Progress) -> TrainPhiConfig:

@@ -111,7 +111,6 @@ class _Job:
     progress: Progress
 
     def __post_init__(self) -> None:
-        self.theta.require_resident("training ψ")
         config = self.settings.train_psi
         self.adapters = Adapters(self.theta)
         trained = self.phi.manifest

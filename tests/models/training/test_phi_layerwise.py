@@ -69,8 +69,7 @@ def test_streamed_training_needs_one_layer_on_the_device(make_theta: MakeTheta, 
     found, losses = train(other, examples, merges=False)
     assert losses == expected_losses
     assert (offloaded.most_away, offloaded.num_away) == (1, 0)
-    # φ's matrices have come home with what they learned, θ's as they were.
-    one, two = expected.theta.model.state_dict(), found.theta.model.state_dict()
+    one, two = expected.state(PHI), found.state(PHI)
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
 
 

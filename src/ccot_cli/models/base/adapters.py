@@ -108,6 +108,9 @@ class Adapters:
             each: [cast(Tensor, part[each].weight) for layer in self._layers for part in (layer.lora_A, layer.lora_B)]
             for each in self._peft.peft_config
         }
+        # PEFT puts them beside the layers' own weights, which may be offloaded.
+        for weight in self._weights[name]:
+            weight.data = weight.data.to(self.theta.device)
         self._adapter_forwards.clear()
         self.theta.model.eval()
         self.train_only(())

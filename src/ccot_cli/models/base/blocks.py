@@ -67,7 +67,7 @@ class _Filled(Exception):  # noqa: N818
 class _FillOnly:
     """Stands in for a cache and stops a layer once the cache has its keys and values."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: "Cache | _Beside") -> None:
         self._cache = cache
 
     def update(self, *args: Any, **kwargs: Any) -> None:
@@ -175,7 +175,7 @@ class Blocks:
         return self._offload is not None
 
     def holding(self, layer: int) -> AbstractContextManager[None]:
-        """Keep a decoder layer (counted from 0) on the device inside the block, so that it can be trained."""
+        """Keep a decoder layer (counted from 0) on the device inside the block, so that it comes only once."""
         return nullcontext() if self._offload is None else self._offload.holding(self.layers[layer])
 
     @property
@@ -264,9 +264,16 @@ class Blocks:
     def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, inputs: LayerInputs) -> list[Tensor]:
         states = [hidden_BTD]
         for index in range(first, last):
-            run = self._run_again if self._recomputes and torch.is_grad_enabled() else self._run_layer
-            states.append(run(states[-1], index, cache, inputs))
+            if self._runs_again(index):
+                states.append(cast(Tensor, self._again(self._run_layer, states[-1], index, cache, inputs)))
+            else:
+                states.append(self._run_layer(states[-1], index, cache, inputs))
         return states
+
+    def _runs_again(self, index: int) -> bool:
+        """Decide whether the backward pass runs a layer again, as it does if the layer leaves the device."""
+        is_away = self._offload is not None and not self._offload.is_held(self.layers[index])
+        return torch.is_grad_enabled() and (self._recomputes or is_away)
 
     def _run_layer(self, hidden_BTD: Tensor, index: int, cache: "Cache | _Beside", inputs: LayerInputs) -> Tensor:
         mask_B1TS, arguments = inputs.masks[self._windows[index]], self._arguments(inputs, cache, index)
@@ -274,24 +281,36 @@ class Blocks:
             output = self.layers[index](hidden_BTD, attention_mask=mask_B1TS, **arguments)
         return cast(Tensor, output[0] if isinstance(output, tuple) else output)
 
-    def _run_again(self, hidden_BTD: Tensor, index: int, cache: Cache, inputs: LayerInputs) -> Tensor:
+    def _fill_layer(self, hidden_BTD: Tensor, index: int, cache: "Cache | _Beside", inputs: LayerInputs) -> None:
+        with suppress(_Filled):
+            arguments = self._arguments(inputs, _FillOnly(cache), index)
+            self.layers[index](hidden_BTD, attention_mask=None, **arguments)
+
+    def _again(
+        self,
+        compute: Callable[[Tensor, int, "Cache | _Beside", LayerInputs], Tensor | None],
+        hidden_BTD: Tensor,
+        index: int,
+        cache: Cache,
+        inputs: LayerInputs,
+    ) -> Tensor | None:
         """Run a layer now, and again in the backward pass: with the weights in use now and the cache as it is now."""
         in_use = [
             (module, vars(module)["forward"]) for module in self.layers[index].modules() if "forward" in vars(module)
         ]
 
-        def run(hidden_BTD: Tensor, *earlier: Tensor) -> tuple[Tensor, ...]:
+        def run(hidden_BTD: Tensor, *earlier: Tensor) -> tuple[Tensor | None, ...]:
             later, beside = [(module, vars(module)["forward"]) for module, _ in in_use], _Beside(earlier)
             _put_forwards(in_use)
             try:
-                return self._run_layer(hidden_BTD, index, beside, inputs), *beside.new
+                return compute(hidden_BTD, index, beside, inputs), *beside.new
             finally:
                 _put_forwards(later)
 
         earlier = keys_values(cache, index) if index < len(cache.layers) else ()
         output_BTD, keys, values = checkpoint(run, hidden_BTD, *earlier, use_reentrant=False)
         cache.update(keys, values, layer_idx=index)
-        return cast(Tensor, output_BTD)
+        return cast("Tensor | None", output_BTD)
 
     def _layer_inputs(self, sequence: CachedSequence, hidden_BTD: Tensor) -> LayerInputs:
         """Return what the layers need for the newest T columns, reusing what was made for other layers.
@@ -382,9 +401,11 @@ class Blocks:
             index: Hidden-state index that the layer reads, 0 <= index < L: the layer's number, counted from 0.
             sequence: Already extended by these columns.
         """
-        arguments = self._arguments(self._layer_inputs(sequence, hidden_BTD), _FillOnly(sequence.cache), index)
-        with suppress(_Filled):
-            self.layers[index](hidden_BTD, attention_mask=None, **arguments)
+        inputs = self._layer_inputs(sequence, hidden_BTD)
+        if self._runs_again(index):
+            self._again(self._fill_layer, hidden_BTD, index, sequence.cache, inputs)
+        else:
+            self._fill_layer(hidden_BTD, index, sequence.cache, inputs)
 
     def place(self, states_BITD: Tensor, sequence: CachedSequence) -> None:
         """Fill the cache of the newest T columns at all layers as if these had been their states.

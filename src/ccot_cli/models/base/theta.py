@@ -98,22 +98,6 @@ class Theta:
         blocks = self.blocks.twin()
         return replace(self, model=blocks.model, blocks=blocks)
 
-    def require_resident(self, doing: str, *, instead: str = "") -> None:
-        """Refuse an offloaded model for work whose gradients pass through several layers at once.
-
-        Args:
-            doing: The work, as the subject of the message.
-            instead: Another remedy to offer first.
-
-        Raises:
-            UsageError: if the decoder layers come to the device one at a time.
-        """
-        if self.blocks.is_offloaded:
-            raise UsageError(
-                f"{doing} needs all of θ's layers on {self.device}, but model.offload leaves them in main memory",
-                fix=f"{instead}set model.offload to false in ccot.yaml and use a device that holds θ",
-            )
-
     def fingerprint(self) -> str:
         """Compute a hash that tells this model, tokenizer and template from others; `weights_hash` has every weight.
 
