@@ -36,9 +36,9 @@ format: $(READY)  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# All extras but harness, whose packages take 300 MB.
+# All extras but harness, wandb and trackio, whose packages take hundreds of MB.
 lock: $(READY)  ## Upgrade requirements.lock to the newest dependencies
-	$(BIN)/uv pip compile pyproject.toml --upgrade --extra dev --extra gguf --extra plot --extra serve --universal --generate-hashes \
+	$(BIN)/uv pip compile pyproject.toml --upgrade --extra dev --extra gguf --extra plot --extra serve --extra tensorboard --universal --generate-hashes \
 	  --no-emit-package torch --custom-compile-command "make lock" --output-file requirements.lock --quiet
 
 clean:  ## Remove .venv and caches, but not build/, where the examples train

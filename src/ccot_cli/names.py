@@ -40,6 +40,8 @@ ChainName = Literal["written", "equations"]
 PromptingName = Literal["zero-shot", "few-shot"]
 OptimiserName = Literal["adamw", "muon"]
 EngineName = Literal["fast", "reference"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+"""Programs that show the figures of training runs."""
 BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "short-cot", "gold"]
 MethodName = Literal["ccot", BaselineName]
 

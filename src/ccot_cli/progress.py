@@ -1,7 +1,8 @@
 """How stages report what they are doing. The base class is silent; the command line draws progress bars."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 
 class Progress:
@@ -26,3 +27,22 @@ class Progress:
         def advance(count: int = 1, **figures: str) -> None: ...
 
         yield advance
+
+    @contextmanager
+    def tracking(self, run: str, request: str, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Say in a block that what `measure` is told belongs to one run of a stage.
+
+        Args:
+            run: Its name, such as `train-psi-r0.10`.
+            request: Hash that is the same if the run is resumed.
+            settings: What it was asked for.
+        """
+        yield
+
+    def measure(self, step: int, figures: Mapping[str, Any]) -> None:
+        """Report the figures of a step of training.
+
+        Args:
+            step: Number of the step, from 1.
+            figures: What a line of the log has; only numbers are of interest.
+        """

@@ -1,5 +1,6 @@
 """Commands that torchrun starts on several ranks."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import save_tiny
+from conftest import save_tiny, short_problems
+from data.made_tokenizers import make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from cli.running import SETTINGS, Output, ccot, output
+from ccot_cli.data.problems import Problem
+from cli.running import QUESTION, SETTINGS, Output, ccot, output
 
 SCRIPT = """
 import os, signal
@@ -87,3 +90,51 @@ def test_a_killed_rank_ends_the_others_and_the_same_command_resumes(
     assert "resumed after step 3" in resumed.stderr
     for name in ("phi/adapter_model.safetensors", "log.jsonl"):
         assert (folder / name).read_bytes() == (whole / "train-phi" / "r0.10" / name).read_bytes()
+
+
+LLAMA_2_CHAT = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}[INST] {{ message['content'] }} [/INST]"
+    "{% else %} {{ message['content'] }} {% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", ["preset", "auto"])
+def test_two_ranks_take_the_papers_preset_from_init_to_ask(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    tokenizer = make_tokenizer("llama-2")
+    tokenizer.chat_template = LLAMA_2_CHAT
+    save_tiny("llama", tokenizer, tmp_path / "llama-2-tiny")
+    write_gsm8k(tmp_path / "train.jsonl", short_problems(24))
+    write_gsm8k(tmp_path / "test.jsonl", short_problems(30)[24:])
+    settings = {
+        "model.name": tmp_path / "llama-2-tiny",
+        "data.source": tmp_path / "train.jsonl",
+        "data.test_source": tmp_path / "test.jsonl",
+        "data.validation_limit": 4,
+        "score.scorer_steps": 4,
+        "train_phi.autoregressive_layer": 2,
+        "decoding.max_chain_tokens": 12,
+        **({"model.prompt": "auto"} if prompt == "auto" else {}),
+    }
+    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    folder = str(tmp_path / "run")
+    output(capsys, "init", folder, "--preset", "gsm8k-llama2-7b", *sets)
+    for stage in ("precompute", "score", "train-phi", "train-psi", "eval"):
+        ratio = ["--ratio", "0.1"] if stage.startswith(("score", "train")) else []
+        done = torchrun("-m", "ccot_cli", stage, "-w", folder, *ratio)
+        assert done.returncode == 0, done.stderr
+    out, _ = output(capsys, "ask", QUESTION, "-w", folder, "--ratio", "0.1", "--format", "json")
+    reply = json.loads(out)
+    assert reply["method"] == "ccot"
+    assert reply["contemplation_tokens"] >= 1
+    manifest = json.loads((tmp_path / "run" / "train-psi" / "r0.10" / "manifest.json").read_text())
+    assert manifest["ranks"] == 2
+
+
+def write_gsm8k(path: Path, problems: list[Problem]) -> None:
+    """Write problems as GSM8K's files have them."""
+    rows = [{"question": each.question, "answer": f"{each.chain}\n#### {each.answer}"} for each in problems]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ccot_cli.cli.console import print_json, print_line, print_table
-from ccot_cli.cli.options import FormatOption, WorkspaceOption, find_workspace
+import typer
+
+from ccot_cli.cli.console import counted, print_json, print_line, print_note, print_table
+from ccot_cli.cli.curves import draw_curves
+from ccot_cli.cli.options import WHERE, FormatOption, WorkspaceOption, find_workspace
+from ccot_cli.cli.plots import check_plot
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import human_bytes
 from ccot_cli.names import EVAL, KEYED_STAGES, OPTIONAL_STAGES, STAGES, TRAIN_PSI, ratio_name
@@ -29,13 +34,30 @@ class StatusRow:
     summary: dict[str, Any] | None = None
 
 
-def status(folder: WorkspaceOption = None, format: FormatOption = "text") -> None:
+def status(
+    folder: WorkspaceOption = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw loss and validation of all trainings, finished or not, into a .png or .svg.",
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    format: FormatOption = "text",
+) -> None:
     """Show what is done in a workspace, what is out of date, and what comes next.
 
     ccot status -w my-run
+    ccot status --plot curves.svg
     ccot status --format json | jq -r .next
     """
     workspace = find_workspace(folder)
+    if plot:
+        check_plot(plot)
+        count = draw_curves(workspace, plot)
+        print_note(f"{counted(count, 'trainings')} drawn into {plot}")
     rows = [_row(workspace, stage, key) for stage in STAGES for key in _keys(workspace, stage)]
     next_command = _next_command(workspace, rows)
     if format == "json":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next, steps_taken
+from ccot_cli.cli.console import print_json, print_line, print_next, steps_taken
 from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
@@ -19,6 +19,7 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
+from ccot_cli.cli.tracking import TrackOption, progress_for
 from ccot_cli.names import BaselineName
 
 
@@ -39,6 +40,7 @@ def train_baseline(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    track: TrackOption = None,
     sets: SetOption = None,
     format: FormatOption = "text",
 ) -> None:
@@ -58,7 +60,7 @@ def train_baseline(
 
     fixed = fixed_ratio(method)
     ratios = between_zero_and_one(ratio, settings) if fixed is None else [fixed]
-    progress = TerminalProgress()
+    progress = progress_for(track, workspace)
     if fixed is not None and any(each != fixed for each in ratio or ()):
         progress.say(f"{method} always has ratio {fixed:f}: --ratio is not read")
     results = []

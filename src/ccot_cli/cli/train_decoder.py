@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next, steps_taken
+from ccot_cli.cli.console import print_json, print_line, print_next, steps_taken
 from ccot_cli.cli.options import (
     DeviceOption,
     EpochsOption,
@@ -16,6 +16,7 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
+from ccot_cli.cli.tracking import TrackOption, progress_for
 
 
 def train_decoder(
@@ -25,6 +26,7 @@ def train_decoder(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    track: TrackOption = None,
     sets: SetOption = None,
     format: FormatOption = "text",
 ) -> None:
@@ -40,7 +42,7 @@ def train_decoder(
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_decoder import run
 
-    progress = TerminalProgress()
+    progress = progress_for(track, workspace)
     results = []
     for each in ratios:
         result = run(workspace, settings, each, overrides=overrides, progress=progress)

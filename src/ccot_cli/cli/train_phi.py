@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next, print_table
+from ccot_cli.cli.console import print_json, print_line, print_next, print_table
 from ccot_cli.cli.options import (
     HOW,
     DeviceOption,
@@ -19,6 +19,7 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
+from ccot_cli.cli.tracking import TrackOption, progress_for
 from ccot_cli.names import Schedule
 
 
@@ -52,6 +53,7 @@ def train_phi(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    track: TrackOption = None,
     sets: SetOption = None,
     format: FormatOption = "text",
 ) -> None:
@@ -76,7 +78,7 @@ def train_phi(
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_phi import run
 
-    progress = TerminalProgress()
+    progress = progress_for(track, workspace)
     results = []
     for each in ratios:
         results.append(run(workspace, settings, each, overrides=overrides, progress=progress))

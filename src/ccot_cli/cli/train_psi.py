@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next, steps_taken
+from ccot_cli.cli.console import print_json, print_line, print_next, steps_taken
 from ccot_cli.cli.options import (
     DeviceOption,
     EpochsOption,
@@ -15,6 +15,7 @@ from ccot_cli.cli.options import (
     between_zero_and_one,
     resolve,
 )
+from ccot_cli.cli.tracking import TrackOption, progress_for
 
 
 def train_psi(
@@ -24,6 +25,7 @@ def train_psi(
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    track: TrackOption = None,
     sets: SetOption = None,
     format: FormatOption = "text",
 ) -> None:
@@ -37,7 +39,7 @@ def train_psi(
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_psi import run
 
-    progress = TerminalProgress()
+    progress = progress_for(track, workspace)
     results = []
     for each in ratios:
         result = run(workspace, settings, each, overrides=overrides, progress=progress)

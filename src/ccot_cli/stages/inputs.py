@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from ccot_cli import ranks
-from ccot_cli.config import WITHOUT_EFFECT, ModelConfig, Settings
+from ccot_cli.config import WITHOUT_EFFECT, ModelConfig, Settings, by_dotted_name
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
@@ -55,7 +55,10 @@ def building(
         shares_folder: What the other ranks hash early is a part of the artifact. By default all that they write goes
             into a folder of their own, and is removed in the end.
     """
+    run = spec.stage if spec.key is None else f"{spec.stage}-{spec.key}"
     with ExitStack() as stack:
+        if ranks.rank() == 0:
+            stack.enter_context(progress.tracking(run, spec.request, by_dotted_name(spec.config)))
         build = ranks.first(lambda: stack.enter_context(workspace.building(spec, progress.say)))
         build.draft = build.draft.model_copy(update={"ranks": ranks.size()})
         if shares_folder:

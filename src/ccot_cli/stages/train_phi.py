@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import cached_property, partial
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -268,8 +269,14 @@ class _Job:
             folder = scratch_folder / str(ranks.rank())
             folder.mkdir(parents=True, exist_ok=True)
         per_layer = config.epochs * -(-len(self.train) // config.batch_size)
+        steps = count(len(reports) * per_layer + 1)
         total = (self.theta.num_layers - len(reports)) * per_layer
         with self.progress.task(self.label, total=total, unit="steps") as advance:
+
+            def on_step(index: int, loss: float) -> None:
+                self.progress.measure(next(steps), {"layer": index, "loss": loss})
+                advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}")
+
             for report in train_layerwise(
                 self.adapters,
                 self.train,
@@ -277,7 +284,7 @@ class _Job:
                 config,
                 num_trained=len(reports),
                 folder=folder,
-                on_step=lambda index, loss: advance(1, layer=f"{index}/{self.theta.num_layers}", loss=f"{loss:.4f}"),
+                on_step=on_step,
             ):
                 reports.append(report)
                 ranks.first(partial(write_lines, log, [asdict(each) for each in reports]))

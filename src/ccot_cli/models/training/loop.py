@@ -164,6 +164,7 @@ def train(
                 lines[-1].update({"validation_right": judgement.right, "validation_loss": judgement.loss})
                 if _best_step(lines) == step:
                     optimiser.keep()
+            progress.measure(step, {**lines[-1], "tokens_per_second": training.tokens_per_second})
             advance(1, **figures(loss), **shown)
             is_stopping = is_stop_asked()
             if is_stopping or (step % checkpoint_steps == 0 and not num_exploded) or step == optimiser.num_steps:
