@@ -57,7 +57,9 @@ def examples() -> list[list[list[str]]]:
 def is_possible_at_once(words: list[str]) -> bool:
     """Return whether an example needs no network and no trained workspace, and trains nothing."""
     _, name, *options = words
-    if name in ("status", "config", "verify", "problems", "init", "bench"):
+    if name == "status":
+        return "--plot" not in options  # Nothing has been trained yet.
+    if name in ("config", "verify", "problems", "init", "bench"):
         return True
     if name == "precompute":
         return "--dry-run" in options

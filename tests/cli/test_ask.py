@@ -249,10 +249,30 @@ def test_thoughts_stand_under_the_answer_and_in_json_on_request(trained: Path, c
         assert [each["number"] for each in fields["thoughts"]] == [*range(1, fields["contemplation_tokens"] + 1)]
         assert len(rows) == len(fields["thoughts"])
         assert fields["verified"] in (True, False)
-        names = {"number", "words", "lower_words", "end", "norm", "nearest", "verified", "equation"}
+        names = {"number", "words", "lower_words", "end", "norm", "nearest", "verified", "equation", "swapped"}
+        assert all(each["swapped"] is None for each in fields["thoughts"])
         assert all("[" in each["nearest"]["chain"] for each in fields["thoughts"])
         assert fields["thoughts"][0].keys() == names
         assert [word.keys() for word in fields["thoughts"][0]["words"]] == [{"text", "probability"}] * 5
+
+
+def test_a_swap_says_what_the_answer_would_be(trained: Path, capsys: Output) -> None:
+    swap = ("ask", QUESTION, "--show-thoughts", "--swap-with")
+    fields = json.loads(output(capsys, *swap, OTHER, "--format", "json")[0])
+    answers = [each["swapped"] for each in fields["thoughts"]]
+    assert isinstance(answers[0], str)
+    out, err = output(capsys, *swap, OTHER)
+    assert out == f"{fields['answer']}\n"
+    _, table = err.split("the answer if this one token is the other question's\n")
+    rows = table.splitlines()[:-1]
+    assert [row.split(maxsplit=1)[1:] for row in rows] == [
+        [each] if each else [] for each in answers if each is not None
+    ]
+    # With its own tokens it answers the same.
+    own = json.loads(output(capsys, *swap, QUESTION, "--format", "json")[0])
+    assert [each["swapped"] for each in own["thoughts"]] == [own["answer"]] * len(own["thoughts"])
+    assert "--swap-with is for --show-thoughts" in output(capsys, "ask", QUESTION, "--swap-with", OTHER, code=2)[1]
+    assert "the question is empty" in output(capsys, *swap, " ", code=2)[1]
 
 
 def test_thoughts_of_several_questions_are_for_json(

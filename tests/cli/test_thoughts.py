@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 
 from ccot_cli.cli.console import print_note_table
-from ccot_cli.cli.thoughts import ALIGN, NEAREST_ALIGN, nearest_table, thoughts_table
+from ccot_cli.cli.thoughts import ALIGN, NEAREST_ALIGN, nearest_table, swapped_table, thoughts_table
 from ccot_cli.models.decoding.thoughts import Likeness, Word
 from ccot_cli.stages.thoughts import CheckedThought
 from cli.running import ESCAPE, Output
@@ -47,6 +47,11 @@ def test_the_nearest_gold_states_have_a_table_of_their_own_if_there_are_any(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert max(map(cell_len, lines)) <= 80
+
+
+def test_the_answers_after_swaps_have_a_table_of_their_own_if_there_are_any() -> None:
+    assert swapped_table(THOUGHTS) == []
+    assert swapped_table([replace(THOUGHTS[0], swapped="31"), THOUGHTS[1]])[1:] == [("1", "31")]
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

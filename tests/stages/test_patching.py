@@ -8,10 +8,23 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
+from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.decoding.thoughts import Thought, Word
 from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import MethodInfo, Reply
-from ccot_cli.stages.patching import Case, Solved, batches, count_moves, predict, replace_each
+from ccot_cli.models.methods.patching import patch
+from ccot_cli.stages.patching import (
+    Case,
+    Solved,
+    answers,
+    batches,
+    count_moves,
+    predict,
+    replace_each,
+    swapped_answers,
+)
 from ccot_cli.stages.statistics import wilson
 from ccot_cli.tensors.probes import Logistic, Probe
 
@@ -46,16 +59,43 @@ def test_problems_of_one_kind_are_paired() -> None:
     assert [len(batch) for batch in batches([other, *many, many[0], other])] == [2, 32, 2]
 
 
-def test_every_token_of_every_problem_is_replaced_once(make_theta: MakeTheta) -> None:
+def never_ending(make_theta: MakeTheta) -> CcotMethod:
     theta = make_theta("llama")
     width = theta.model.config.hidden_size
     never = Logistic(torch.zeros(width), torch.tensor(-1.0))
     draft = Draft(Probe(torch.zeros(width + 1, 1), torch.tensor([5])), 0.0)
     decoding = DecodingConfig(max_answer_tokens=3)
-    method = CcotMethod(shaken(theta, PHI, PSI), MethodInfo("ccot", "0.1", 2), decoding, End(never, never), draft)
+    return CcotMethod(shaken(theta, PHI, PSI), MethodInfo("ccot", "0.1", 2), decoding, End(never, never), draft)
+
+
+def test_every_token_of_every_problem_is_replaced_once(make_theta: MakeTheta) -> None:
+    method = never_ending(make_theta)
     batch = [solved(problem("a", 12, 7, 2), 19, 38), solved(problem("b", 3, 8, 5), 11, 55)]
     cases = list(replace_each(method, batch))
     assert [(case.place, case.is_predicted is None) for case in cases] == [(0, False)] * 2 + [(1, True)] * 2
+
+
+def test_swaps_with_itself_change_nothing_and_those_with_another_question_are_its_patches(
+    make_theta: MakeTheta,
+) -> None:
+    method = never_ending(make_theta)
+    one, other = (problem(name, *numbers).question for name, numbers in (("a", (12, 7, 2)), ("b", (3, 8, 5))))
+    [reply], _ = method.reply([one])
+    assert swapped_answers(method, one, one) == [reply.answer] * reply.num_contemplation
+    queries = [[method.theta.encoder.query(question)] for question in (one, other)]
+    own, donor = (
+        contemplate(
+            method.adapters, *encode_query(method.adapters, ids, layer=2), layer=2, max_tokens=20, is_end=method.end
+        )
+        for ids in queries
+    )
+    assert int(own.num_tokens_B) == int(donor.num_tokens_B) == reply.num_contemplation
+    states_BIKD = token_states(method.adapters, queries[1], donor)
+    expected = [
+        answers(method, patch(method.adapters, queries[0], own, states_BIKD, place, layer=2))[0] for place in range(20)
+    ]
+    assert swapped_answers(method, one, other) == expected
+    assert len({*expected}) > 1
 
 
 def test_moves_are_counted_with_intervals() -> None:

@@ -76,6 +76,16 @@ def ask(
             rich_help_panel=WHAT,
         ),
     ] = False,
+    swap_with: Annotated[
+        str | None,
+        typer.Option(
+            "--swap-with",
+            metavar="QUESTION",
+            help="With --show-thoughts: also answer with one contemplation token after the other replaced by that"
+            " question's, to see what the token does.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     min_confidence: Annotated[
         float | None,
         min_confidence_option(
@@ -132,6 +142,8 @@ def ask(
     for option, is_given in (("--show-thoughts", show_thoughts), ("--explain", explain)):
         if is_given and len(asked) != 1 and not is_json:
             raise UsageError(f"{option} of several questions is for JSON alone", fix="--format json")
+    if swap_with is not None and not show_thoughts:
+        raise UsageError("--swap-with is for --show-thoughts", fix="give both")
     changes: dict[str, object] = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
     if server and min_confidence is not None:
         raise UsageError("a server answers with one method alone", fix="leave out --min-confidence, or --server ''")
@@ -145,6 +157,7 @@ def ask(
             ratio,
             method,
             shows_thoughts=show_thoughts,
+            swap_with=swap_with,
             explains=explain,
             min_confidence=min_confidence,
         )
@@ -172,6 +185,7 @@ def _load(
     method: str,
     *,
     shows_thoughts: bool,
+    swap_with: str | None,
     explains: bool,
     min_confidence: float | None,
 ) -> "Asker":
@@ -186,6 +200,7 @@ def _load(
             ratio,
             method,
             shows_thoughts=shows_thoughts,
+            swap_with=swap_with,
             explains=explains,
             min_confidence=min_confidence,
         )
@@ -230,7 +245,14 @@ def _answer_one(asker: AnyAsker, question: str, hint: str, *, is_json: bool) -> 
 
 
 def _print_thoughts(asker: AnyAsker, thoughts: "list[CheckedThought]", *, is_verified: bool) -> None:
-    from ccot_cli.cli.thoughts import ALIGN, NEAREST_ALIGN, nearest_table, thoughts_table
+    from ccot_cli.cli.thoughts import (
+        ALIGN,
+        NEAREST_ALIGN,
+        SWAPPED_ALIGN,
+        nearest_table,
+        swapped_table,
+        thoughts_table,
+    )
     from ccot_cli.models.methods.ccot import CcotMethod
     from ccot_cli.stages.ask import Asker
 
@@ -238,8 +260,9 @@ def _print_thoughts(asker: AnyAsker, thoughts: "list[CheckedThought]", *, is_ver
     assert isinstance(asker.method, CcotMethod)
     layer, num_layers = asker.method.info.autoregressive_layer, asker.theta.num_layers
     print_note_table(thoughts_table(thoughts, layer=layer, num_layers=num_layers), align=ALIGN)
-    if table := nearest_table(thoughts):
-        print_note_table(table, align=NEAREST_ALIGN)
+    for table, align in ((nearest_table(thoughts), NEAREST_ALIGN), (swapped_table(thoughts), SWAPPED_ALIGN)):
+        if table:
+            print_note_table(table, align=align)
     print_note(f"the answer is {'verified' if is_verified else 'not verified'}")
 
 

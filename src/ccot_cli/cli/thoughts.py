@@ -13,6 +13,7 @@ WORDS_WIDTH, LOWER_WORDS_WIDTH, EQUATION_WIDTH = 26, 17, 15
 ALIGN = "><<>><"
 CHAIN_WIDTH = 67
 NEAREST_ALIGN = ">><"
+SWAPPED_ALIGN = "><"
 
 
 def thoughts_table(thoughts: Iterable[CheckedThought], *, layer: int, num_layers: int) -> list[Sequence[str]]:
@@ -35,6 +36,12 @@ def nearest_table(thoughts: Iterable[CheckedThought]) -> list[Sequence[str]]:
         if thought.nearest
     ]
     return [("", "cosine", "nearest gold state, of the token in [brackets]"), *rows] if rows else []
+
+
+def swapped_table(thoughts: Iterable[CheckedThought]) -> list[Sequence[str]]:
+    """Make the rows of a table of the answers with another question's tokens, its head first; none without any."""
+    rows = [(str(thought.number), thought.swapped) for thought in thoughts if thought.swapped is not None]
+    return [("", "the answer if this one token is the other question's"), *rows] if rows else []
 
 
 def _row(thought: CheckedThought) -> Sequence[str]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
+from itertools import zip_longest
 from typing import Any
 
 from ccot_cli.config import Settings
@@ -16,7 +17,8 @@ from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
 from ccot_cli.names import CCOT
 from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone, no_tokens
-from ccot_cli.stages.thoughts import CheckedThought, check_thoughts, load_gold
+from ccot_cli.stages.patching import swapped_answers
+from ccot_cli.stages.thoughts import Checked, CheckedThought, check_thoughts, load_gold
 from ccot_cli.workspace.workspace import Workspace
 
 BATCH_SIZE = 32
@@ -77,6 +79,7 @@ class Asker:
 
     Args:
         shows_thoughts: Whether results say what each contemplation token says.
+        swap_with: Another question: with thoughts, results also say what the answer would be with one of its tokens.
         explains: Whether results have the chain that the decoder reads from the contemplation tokens.
 
     Raises:
@@ -92,6 +95,7 @@ class Asker:
         method: str = CCOT,
         *,
         shows_thoughts: bool = False,
+        swap_with: str | None = None,
         explains: bool = False,
         min_confidence: float | None = None,
         methods: Methods | None = None,
@@ -114,6 +118,7 @@ class Asker:
             self.method = _reading_thoughts(self.method, workspace)
         if explains:
             self.method = methods.explaining(self.method)
+        self.swap_with = None if swap_with is None else self.check(swap_with)
         self.cascade = Cascade(self.method, fallback, min_confidence or 0.0) if fallback else None
         self.domain = Domain.load(DOMAIN_FILE) if workspace is None else None
 
@@ -171,7 +176,7 @@ class Asker:
     def _result(self, question: str, reply: Reply, seconds: float) -> AskResult:
         method = self.cascade.fallback if self.cascade and reply.is_fallback else self.method
         outside, is_unsure = self._outside(question, reply), self._is_unsure(reply)
-        checked = None if reply.thoughts is None else check_thoughts(question, reply)
+        checked = None if reply.thoughts is None else self._check_thoughts(question, reply)
         return AskResult(
             answer=" ".join(reply.answer.split()),
             method=method.name,
@@ -193,6 +198,14 @@ class Asker:
             verified=checked and checked.is_answer_verified,
             explanation=reply.explanation,
         )
+
+    def _check_thoughts(self, question: str, reply: Reply) -> Checked:
+        checked = check_thoughts(question, reply)
+        if self.swap_with is None or not isinstance(self.method, CcotMethod):
+            return checked
+        swapped = swapped_answers(self.method, question, self.swap_with)
+        pairs = zip_longest(checked.thoughts, swapped[: len(checked.thoughts)])
+        return checked._replace(thoughts=[replace(thought, swapped=answer) for thought, answer in pairs])
 
     def _outside(self, question: str, reply: Reply) -> str:
         """Say why a question is not in the domain; return an empty text if it is, or if there is no record."""

@@ -20,7 +20,7 @@ from ccot_cli.data.answers import is_correct, read_after_marker
 from ccot_cli.data.arithmetic import equations_in, recompute, write_number
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.base.cache import CachedSequence
-from ccot_cli.models.decoding.phi import contemplate
+from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
@@ -82,13 +82,42 @@ def predict(one: Solved, donor: Solved, place: int) -> Fraction | None:
 
 
 @torch.no_grad()
+def swapped_answers(method: CcotMethod, question: str, donor: str) -> list[str]:
+    """Answer a question with one contemplation token after the other replaced by another question's.
+
+    Returns:
+        An answer for each of its tokens that the donor has too.
+    """
+    adapters, layer = method.adapters, method.info.autoregressive_layer
+    queries, donors = ([method.theta.encoder.query(each)] for each in (question, donor))
+    [count], [num_donors] = (_count(method, each) for each in (queries, donors))
+    tokens = _generate(method, queries, count)
+    donor_BIKD = token_states(adapters, donors, _generate(method, donors, num_donors))
+    patched = (
+        patch(adapters, queries, tokens, donor_BIKD, place, layer=layer) for place in range(min(count, num_donors))
+    )
+    return [answer for sequence in patched for answer in answers(method, sequence)]
+
+
+def _count(method: CcotMethod, queries: list[list[int]]) -> list[int]:
+    """Count the contemplation tokens that END lets pass."""
+    sequence, first_BD = encode_query(method.adapters, queries, layer=method.info.autoregressive_layer)
+    return list(map(int, method.generate(sequence, first_BD).num_tokens_B))
+
+
+def _generate(method: CcotMethod, queries: list[list[int]], count: int) -> Contemplation:
+    """Generate so many contemplation tokens for each query, whatever END says."""
+    layer, counts_B = method.info.autoregressive_layer, torch.full((len(queries),), count)
+    sequence, first_BD = encode_query(method.adapters, queries, layer=layer)
+    return contemplate(method.adapters, sequence, first_BD, layer=layer, max_tokens=count, num_tokens_B=counts_B)
+
+
+@torch.no_grad()
 def replace_each(method: CcotMethod, batch: Sequence[Solved]) -> Iterator[Case]:
     """Replace every token of problems of one kind by the next problem's, one at a time."""
     adapters, layer, count = method.adapters, method.info.autoregressive_layer, batch[0].reply.num_contemplation
     queries = [method.theta.encoder.query(each.problem.question) for each in batch]
-    sequence, first_BD = encode_query(adapters, queries, layer=layer)
-    counts_B = torch.full((len(batch),), count)
-    tokens = contemplate(adapters, sequence, first_BD, layer=layer, max_tokens=count, num_tokens_B=counts_B)
+    tokens = _generate(method, queries, count)
     donors = [*batch[1:], batch[0]]
     donor_BIKD = token_states(adapters, queries, tokens).roll(-1, dims=0)
     for place in range(count):

@@ -1,7 +1,7 @@
 """Check what contemplation tokens say against the question's numbers, and find gold states to compare them to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
@@ -33,6 +33,8 @@ class CheckedThought(Thought):
     """Whether its top number follows by one operation from the question's numbers and earlier verified ones."""
     equation: str
     """How it follows, such as `12 + 7 = 19`; empty if it does not."""
+    swapped: str | None = field(default=None, kw_only=True)
+    """The answer if it is another question's token of this place; None if that was not asked for, or there is none."""
 
 
 class Checked(NamedTuple):
