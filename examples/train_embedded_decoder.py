@@ -30,11 +30,11 @@ from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded/decoders")
 SETTINGS: dict[str, Any] = {
-    "data.limit": 24_000,
+    "data.limit": 36_000,
     "data.validation_limit": 500,
     "data.steps": (1, 6),
     "data.seed": 20_000_000,
-    "train_psi.epochs": 3,
+    "train_psi.epochs": 2,
     "train_psi.batch_size": 16,
     "train_psi.learning_rate": 0.016,
     "train_psi.lora_rank": 64,

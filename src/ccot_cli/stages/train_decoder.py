@@ -9,15 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from torch import Tensor
-
 from ccot_cli import ranks
 from ccot_cli.config import DataConfig, Settings, stage_config
 from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.memory import in_parts
-from ccot_cli.models.decoding.explanation import numbers_told, opening, with_results
+from ccot_cli.models.decoding.explanation import KeptTokens, opening, with_results
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.loading import load_method
 from ccot_cli.models.selection.gold import STORED_DTYPE
@@ -143,17 +141,18 @@ def _lessons(
 ) -> tuple[list[PsiExample], TokensContext]:
     """Return what the decoder learns to write of each problem, and what from: the tokens that the method generates.
 
-    Problems are left out if their tokens, numbers and chain have more tokens than the model has positions.
+    Problems are left out if their tokens, what is told and chain have more tokens than the model has positions.
     """
     theta, start = method.theta, opening(method.theta.encoder)
     encoded = theta.encoder.problems([replace(each, chain=with_results(each.chain)) for each in problems])
     lengths = [len(each.query) for each in encoded]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    found: dict[int, Tensor] = {}
+    found: dict[int, KeptTokens] = {}
 
-    def run(batch: Sequence[int]) -> list[tuple[int, Tensor]]:
+    def run(batch: Sequence[int]) -> list[tuple[int, KeptTokens]]:
         kept = method.kept_tokens([encoded[number].query for number in batch])
-        return [(number, each.to("cpu", STORED_DTYPE)) for number, each in zip(batch, kept, strict=True)]
+        stored = (each._replace(states=each.states.to("cpu", STORED_DTYPE)) for each in kept)
+        return list(zip(batch, stored, strict=True))
 
     with progress.task("contemplation tokens", total=len(problems), unit="problems") as advance:
         for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
@@ -162,13 +161,13 @@ def _lessons(
                 advance(len(part))
     end, most = theta.encoder.tokenizer.eos_token_id, theta.blocks.num_positions
     lessons = [
-        (PsiExample(each.query, start, [*each.chain, end], found[number].shape[2] - 1), found[number])
+        (PsiExample(each.query, start, [*each.chain, end], found[number].states.shape[2] - 1), found[number])
         for number, each in enumerate(encoded)
     ]
     lessons = [
         (example, kept)
         for example, kept in lessons
-        if most is None or example.length + len(numbers_told(theta.encoder, example.query)) <= most
+        if most is None or example.length + len(kept.told) <= most
     ]
     examples = [example for example, _ in lessons]
     return examples, TokensContext(method.adapters, [each.query for each in examples], [kept for _, kept in lessons])

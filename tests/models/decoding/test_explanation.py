@@ -1,4 +1,4 @@
-"""The decoder sees contemplation tokens, and of the question only its numbers."""
+"""The decoder sees contemplation tokens and what θ reads from them, and of the question only its numbers."""
 
 from dataclasses import replace
 
@@ -13,12 +13,15 @@ from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.models.base.adapters import DECODER, PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.decoding import explanation
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.explanation import (
-    append_numbers,
+    WORDS_TOLD,
+    append_told,
     hidden_columns,
     opening,
+    told,
     with_results,
     without_results,
 )
@@ -105,35 +108,69 @@ def test_an_explanation_opens_with_nothing_of_the_question(llama: Theta) -> None
 
 
 def test_of_the_question_the_decoder_is_told_the_numbers_alone(method: CcotMethod) -> None:
-    def told(*questions: str) -> Tensor:
-        sequence = sequence_of(method)
-        hidden = sequence.hiding(hidden_columns(method.theta.encoder, QUERIES))
+    states_KD = torch.randn(2, method.theta.model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+
+    def known(question: str) -> list[int]:
+        return told(method.theta, method.theta.encoder.query(question), states_KD)
+
+    before = known("Mia has 12 pens and buys 7.")
+    assert known("12 hens lay seven eggs!") == before
+    assert known("Mia has 12 pens and buys 8.") != before
+    assert known("A dozen?") == known("It costs 12 dollars.") != known("How many?")
+    assert method.theta.encoder.decode(before).endswith("\n12 7")
+
+
+def test_the_decoder_is_told_what_theta_reads_from_each_token(method: CcotMethod) -> None:
+    theta, ids_BT = method.theta, torch.tensor([[5, 9]])
+    with torch.no_grad():
+        [states_KD] = theta.blocks.run_ids(ids_BT, torch.ones(1, 2).bool(), CachedSequence.empty(1, theta.device))
+        best = theta.model(input_ids=ids_BT).logits[0].topk(3).indices
+    without = told(theta, theta.encoder.query("How many?"), states_KD[:0])
+    assert told(theta, theta.encoder.query("How many?"), states_KD) == [*best.flatten().tolist(), *without]
+
+
+def test_what_is_told_moves_its_own_row_alone(method: CcotMethod) -> None:
+    def written(*known: list[int]) -> Tensor:
+        hidden = sequence_of(method).hiding(hidden_columns(method.theta.encoder, QUERIES))
         with torch.no_grad():
-            append_numbers(method.adapters, hidden, [method.theta.encoder.query(each) for each in questions])
+            append_told(method.adapters, hidden, known)
         return logits(method, hidden)
 
-    before = told("Mia has 12 pens and buys 7.", "How many?", "A dozen?")
-    assert torch.equal(told("12 hens lay seven eggs!", "Who is it?", "It costs 12 dollars."), before)
-    moved = (told("Mia has 12 pens and buys 8.", "How many?", "A dozen?") - before).abs().amax(dim=1) > 1e-3
+    before = written([5, 6, 7], [], [8])
+    moved = (written([5, 6, 9], [], [8]) - before).abs().amax(dim=1) > 1e-3
     assert moved.tolist() == [True] * len(CHAIN) + [False] * 2 * len(CHAIN)
-    # A row without numbers is what it is if no row has one.
+    # A row that is told nothing is what it is if no row is told anything.
     second = slice(len(CHAIN), 2 * len(CHAIN))
-    torch.testing.assert_close(told("Why?", "How many?", "When?")[second], before[second])
+    torch.testing.assert_close(written([], [], [])[second], before[second])
 
 
-def test_a_model_with_few_positions_is_told_as_many_numbers_as_fit(
+def test_an_explanation_with_another_question_s_tokens_is_told_what_these_say(
+    method: CcotMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = list[list[list[int]]]()
+    monkeypatch.setattr(explanation, "append_told", lambda adapters, hidden, told: known.append(list(told)))
+    questions = [problem.question for problem in PROBLEMS[:2]]
+    for control in (None, "shuffled"):
+        replace(method, explains=True, control=control).reply(questions)
+    count = 3 * WORDS_TOLD
+    [(one, other), (one_swapped, other_swapped)] = known
+    assert one[:count] != other[:count]
+    assert (one_swapped[:count], other_swapped[:count]) == (other[:count], one[:count])
+    assert (one_swapped[count:], other_swapped[count:]) == (one[count:], other[count:])
+
+
+def test_a_model_with_few_positions_is_told_as_much_as_fits(
     method: CcotMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequence = sequence_of(method)
     longest = int(sequence.mask_BS.sum(dim=1).max())
-    queries = [method.theta.encoder.query(" ".join(map(str, range(2, 40))))] * len(QUERIES)
-    for room, told in ((0, 0), (1, 0), (4, 3)):
+    for room, num_told in ((0, 0), (1, 0), (4, 3)):
         monkeypatch.setattr(type(method.theta.blocks), "num_positions", longest + room)
         hidden = sequence.hiding(hidden_columns(method.theta.encoder, QUERIES))
         before = hidden.mask_BS.sum(dim=1)
         with torch.no_grad():
-            append_numbers(method.adapters, hidden, queries)
-        assert (hidden.mask_BS.sum(dim=1) - before).tolist()[0] == told
+            append_told(method.adapters, hidden, [list(range(2, 40))] * len(QUERIES))
+        assert (hidden.mask_BS.sum(dim=1) - before).tolist()[0] == num_told
         assert int(hidden.mask_BS.sum(dim=1).max()) <= longest + max(0, room - 1)
 
 
@@ -167,11 +204,17 @@ def test_explaining_leaves_the_answer_and_what_it_is_decoded_from(method: CcotMe
 
 
 def test_kept_tokens_are_read_as_those_that_were_just_generated(method: CcotMethod) -> None:
-    hidden = sequence_of(method).hiding(hidden_columns(method.theta.encoder, QUERIES))
+    kept = method.kept_tokens(QUERIES)
+    sequence, first_BD = encode_query(method.adapters, QUERIES, layer=2)
+    tokens = method.generate(sequence, first_BD)
+    assert [each.told for each in kept] == [
+        told(method.theta, query, lower_KD) for query, lower_KD in zip(QUERIES, tokens.lower_BKD, strict=True)
+    ]
+    hidden = sequence.hiding(hidden_columns(method.theta.encoder, QUERIES))
     with torch.no_grad():
-        append_numbers(method.adapters, hidden, QUERIES)
+        append_told(method.adapters, hidden, [each.told for each in kept])
     expected = logits(method, hidden)
-    context = TokensContext(method.adapters, QUERIES, method.kept_tokens(QUERIES))
+    context = TokensContext(method.adapters, QUERIES, kept)
     sequence = context.read(range(len(QUERIES))).sequence
     torch.testing.assert_close(logits(method, sequence), expected, atol=1e-4, rtol=1e-4)
 
@@ -194,7 +237,7 @@ def overfit(method: CcotMethod, num_epochs: int) -> tuple[list[float], PsiTraini
 def test_training_lowers_the_loss_and_changes_the_decoder_alone(llama: Theta) -> None:
     method = never_ending(llama)
     before = {name: each.clone() for name, each in method.adapters.named_parameters()}
-    losses, _ = overfit(method, 24)
+    losses, _ = overfit(method, 40)
     assert losses[-1] < 0.8 * losses[0]
     moved = {name for name, each in method.adapters.named_parameters() if not torch.equal(each, before[name])}
     assert moved == method.adapters.parameters(DECODER).keys()

@@ -32,7 +32,7 @@ def left_by(sequence: CachedSequence) -> torch.Tensor:
 @torch.no_grad()
 def replaced(adapters: Adapters, kind: Control, queries: list[list[int]], tokens: Contemplation) -> torch.Tensor:
     """Replace the tokens; returns the keys and values of all layers."""
-    sequence = Replacement(adapters, LAYER, kind)(queries, tokens)
+    sequence, _ = Replacement(adapters, LAYER, kind)(queries, tokens)
     assert torch.equal(sequence.mask_BS[:, -3:], tokens.mask_BK)
     return left_by(sequence)
 
@@ -73,6 +73,21 @@ def test_shuffled_tokens_are_the_neighbours(llama: Theta) -> None:
         before, tokens = generated(adapters, queries, torch.tensor([3, 3]))
     after = replaced(adapters, "shuffled", queries, tokens)
     torch.testing.assert_close(after[:, 0, :, -3:], before[:, 1, :, -3:], atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_the_states_at_l_are_those_of_what_replaces_the_tokens(llama: Theta) -> None:
+    adapters = shaken(llama, PHI)
+    queries, exists = [[5, 6, 7], [9, 10, 11]], torch.ones(2, 3).bool()
+    _, tokens = generated(adapters, queries, torch.tensor([3, 3]))
+    lower = {kind: Replacement(adapters, LAYER, kind)(queries, tokens)[1] for kind in CONTROLS}
+    torch.testing.assert_close(lower["shuffled"], tokens.lower_BKD.flip(0), atol=1e-4, rtol=1e-3)
+    assert not lower["zeroed"].any()
+    torch.testing.assert_close(lower["noise"].norm(dim=-1), tokens.lower_BKD.norm(dim=-1), atol=1e-4, rtol=1e-3)
+    sequence, first_BD = encode_query(adapters, queries, layer=LAYER)
+    adapters.use(None)
+    _, expected_BKD = llama.blocks.feed_back(sequence, first_BD, exists, layer=LAYER)
+    torch.testing.assert_close(lower["untrained"], expected_BKD)
 
 
 def test_if_the_neighbour_has_no_more_tokens_its_last_one_is_repeated(llama: Theta) -> None:

@@ -1,13 +1,15 @@
 """Write out the reasoning chain that contemplation tokens hold.
 
-The decoder, an adapter like ψ, attends to the contemplation tokens, to the question's numbers in their order, and to
-what it has written itself, not to the query. So what it does with the numbers comes from the tokens: it cannot solve
-the problem anew, because it does not know what happens in it or what is asked.
+The decoder, an adapter like ψ, attends to the contemplation tokens, to the words that θ's own head reads from them, to
+the question's numbers in their order, and to what it has written itself, not to the query. So what it does with the
+numbers comes from the tokens: it cannot solve the problem anew, because it does not know what happens in it or what is
+asked.
 
-Dimensions: B batch, N query, T tokens of numbers.
+Dimensions: B batch, N query, K contemplation tokens, T tokens that it is told, D width.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from ccot_cli.data.arithmetic import numbers_in, read_number, results_in, write_
 from ccot_cli.data.prompts import Encoder
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.cache import CachedSequence
+from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.tensors.masks import pad_right
 
@@ -61,36 +64,64 @@ def numbers_told(encoder: Encoder, query: list[int]) -> list[int]:
     return list(encoder.tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
 
-def append_numbers(adapters: Adapters, hidden: CachedSequence, queries: Sequence[list[int]]) -> None:
-    """Tell the decoder each question's numbers, as many as the model has positions for.
+WORDS_TOLD = 3
+"""Words of each contemplation token that the decoder is told, the likeliest ones."""
+
+
+@torch.no_grad()
+def told(theta: Theta, query: list[int], lower_KD: Tensor) -> list[int]:
+    """Return the ids that the decoder is told: words that the tokens say at index l, and the question's numbers.
+
+    φ imitates text tokens at index l, so θ's norm and head read there what the token stands for. The decoder could
+    learn to read it from keys and values, but takes long.
+
+    Args:
+        query: The question's ids.
+        lower_KD: States of its contemplation tokens at index l.
+    """
+    words_KW = theta.blocks.logits(lower_KD).topk(WORDS_TOLD, dim=-1).indices
+    between = theta.encoder.tokenizer("\n", add_special_tokens=False).input_ids
+    return [*words_KW.flatten().tolist(), *between, *numbers_told(theta.encoder, query)]
+
+
+class KeptTokens(NamedTuple):
+    """Contemplation tokens of one query as a decoder learns from them."""
+
+    states: Tensor
+    """Keys and values at every layer, as `CachedSequence.kept` returns them, of the query's first token and of the
+    contemplation tokens: 2 L, H, 1 + K, C."""
+    told: list[int]
+
+
+def append_told(adapters: Adapters, hidden: CachedSequence, told: Sequence[list[int]]) -> None:
+    """Tell the decoder these ids, the first ones, as many as the model has positions for.
 
     Args:
         adapters: θ with the decoder.
         hidden: Queries and contemplation tokens, the queries' columns hidden; extended.
-        queries: The queries' ids.
+        told: By row.
     """
     theta = adapters.theta
-    ids = [numbers_told(theta.encoder, query) for query in queries]
     if theta.blocks.num_positions is not None:
         room_B = theta.blocks.num_positions - hidden.mask_BS.sum(dim=1) - len(opening(theta.encoder))
-        ids = [each[: max(0, room)] for each, room in zip(ids, room_B.tolist(), strict=True)]
-    if any(ids):
+        told = [each[: max(0, room)] for each, room in zip(told, room_B.tolist(), strict=True)]
+    if any(told):
         adapters.use(DECODER)
-        ids_BT, mask_BT = pad_right(ids, fill=theta.pad_id, device=theta.device)
+        ids_BT, mask_BT = pad_right(told, fill=theta.pad_id, device=theta.device)
         theta.blocks.run_ids(ids_BT, mask_BT, hidden)
 
 
 @torch.no_grad()
-def explain(adapters: Adapters, hidden: CachedSequence, queries: Sequence[list[int]], *, max_tokens: int) -> list[str]:
+def explain(adapters: Adapters, hidden: CachedSequence, told: Sequence[list[int]], *, max_tokens: int) -> list[str]:
     """Write each row's chain.
 
     Args:
         adapters: θ with the decoder.
         hidden: Queries and contemplation tokens, the queries' columns hidden; extended.
-        queries: The queries' ids.
+        told: What `told` returns for each row.
         max_tokens: The cap.
     """
-    append_numbers(adapters, hidden, queries)
+    append_told(adapters, hidden, told)
     encoder = adapters.theta.encoder
     start = [opening(encoder)] * len(hidden.mask_BS)
     text = decode(adapters, hidden, start, max_tokens=max_tokens, adapter=DECODER)

@@ -12,7 +12,7 @@ from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
-from ccot_cli.models.decoding.explanation import explain, hidden_columns
+from ccot_cli.models.decoding.explanation import KeptTokens, explain, hidden_columns, told
 from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.decoding.thoughts import GoldStates, read_thoughts
@@ -63,8 +63,9 @@ class CcotMethod(AnswerMethod):
         # them would mostly be wrong.
         uses_draft = not (self._is_reference or self.control) and self.draft.pays(len(queries))
         draft_B = self.draft(tokens.final_BD) if uses_draft else None
+        lower_BKD = tokens.lower_BKD
         if self.control:
-            sequence = Replacement(self.adapters, layer, self.control)(queries, tokens)
+            sequence, lower_BKD = Replacement(self.adapters, layer, self.control)(queries, tokens)
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
         contemplation = clock.lap()
         read = partial(read_thoughts, self.theta, self.end, tokens, self.gold) if self.reads_thoughts else None
@@ -72,25 +73,29 @@ class CcotMethod(AnswerMethod):
         if self.explains:
             # Hidden now, because the answer will be appended to the sequence.
             hidden = sequence.hiding(hidden_columns(self.theta.encoder, queries).to(self.theta.device))
-            write = partial(explain, self.adapters, hidden, queries, max_tokens=self.decoding.max_chain_tokens)
+            known = self._told(queries, lower_BKD, counts)
+            write = partial(explain, self.adapters, hidden, known, max_tokens=self.decoding.max_chain_tokens)
         return Prepared(sequence, counts, is_capped, prefill, contemplation, draft_B, read, write)
 
-    @torch.no_grad()
-    def kept_tokens(self, queries: list[list[int]]) -> list[Tensor]:
-        """Generate contemplation tokens, and return what a decoder learns from; see `TokensContext.kept`.
+    def _told(self, queries: list[list[int]], lower_BKD: Tensor, counts: list[int]) -> list[list[int]]:
+        """Return what the decoder is told of each row."""
+        rows = zip(queries, lower_BKD, counts, strict=True)
+        return [told(self.theta, query, lower_KD[:count]) for query, lower_KD, count in rows]
 
-        Returns:
-            For each query: 2 L, H, 1 + K, C.
-        """
+    @torch.no_grad()
+    def kept_tokens(self, queries: list[list[int]]) -> list[KeptTokens]:
+        """Generate contemplation tokens, and return what a decoder learns from, for each query."""
         sequence, first_BD = encode_query(self.adapters, queries, layer=self.info.autoregressive_layer)
         num_query = sequence.mask_BS.shape[1]
-        counts = self.generate(sequence, first_BD).num_tokens_B.tolist()
+        tokens = self.generate(sequence, first_BD)
+        counts = tokens.num_tokens_B.tolist()
         both = sequence.kept()
         columns = [
             [num_query - len(query), *range(num_query, num_query + count)]
             for query, count in zip(queries, counts, strict=True)
         ]
-        return [both[:, row, :, each] for row, each in enumerate(columns)]
+        known = self._told(queries, tokens.lower_BKD, counts)
+        return [KeptTokens(both[:, row, :, each], known[row]) for row, each in enumerate(columns)]
 
     def generate(self, sequence: CachedSequence, first_BD: Tensor) -> Contemplation:
         """Generate the contemplation tokens until END.

@@ -41,7 +41,7 @@ class Replacement:
     """Autoregressive layer l."""
     kind: Control
 
-    def __call__(self, queries: list[list[int]], tokens: Contemplation) -> CachedSequence:
+    def __call__(self, queries: list[list[int]], tokens: Contemplation) -> tuple[CachedSequence, Tensor]:
         """Run the queries again and append the replacements of their tokens.
 
         - `zeroed`: all states are zero.
@@ -54,7 +54,7 @@ class Replacement:
             tokens: The contemplation tokens that φ generated for these queries.
 
         Returns:
-            A new sequence to answer from.
+            A new sequence to answer from, and the states of the replacements at index l: B, K, D.
 
         Raises:
             UsageError: if `shuffled` has a batch of one question.
@@ -65,12 +65,12 @@ class Replacement:
             # The query has left θ's weights in use.
             _, lower_BKD = blocks.feed_back(sequence, first_BD, tokens.mask_BK, layer=self.layer)
             blocks.run(lower_BKD, self.layer, blocks.num_layers, sequence)
-            return sequence
-        states_BIKD = token_states(self.adapters, queries, tokens)
+            return sequence, lower_BKD
+        states_BIKD = self._replaced(token_states(self.adapters, queries, tokens), tokens.mask_BK)
         sequence.extend(tokens.mask_BK)
         self.adapters.use(PHI)
-        blocks.place(self._replaced(states_BIKD, tokens.mask_BK), sequence)
-        return sequence
+        blocks.place(states_BIKD, sequence)
+        return sequence, states_BIKD[:, self.layer]
 
     def _replaced(self, states_BIKD: Tensor, mask_BK: Tensor) -> Tensor:
         if self.kind == "zeroed":

@@ -21,7 +21,7 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import in_parts
-from ccot_cli.models.decoding.explanation import append_numbers, hidden_columns
+from ccot_cli.models.decoding.explanation import KeptTokens, append_told, hidden_columns
 from ccot_cli.models.decoding.phi import contemplate, replay
 from ccot_cli.models.decoding.query import read_query
 from ccot_cli.models.selection.gold import place_gold
@@ -152,7 +152,7 @@ class RolloutContext:
 
 @dataclass(frozen=True)
 class TokensContext:
-    """Contemplation tokens as they were generated, with their queries hidden, and the questions' numbers.
+    """Contemplation tokens as they were generated, with their queries hidden, and what else the decoder is told.
 
     Nothing that the tokens depend on learns. So what they have left in the cache is constant, and is kept.
     """
@@ -160,9 +160,8 @@ class TokensContext:
     adapters: Adapters
     queries: Sequence[list[int]]
     """Token ids by problem."""
-    kept: Sequence[Tensor]
-    """By problem, keys and values at every layer, as `CachedSequence.kept` returns them, of the query's first token and
-    of the contemplation tokens: 2 L, H, 1 + K, C."""
+    kept: Sequence[KeptTokens]
+    """By problem."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -170,7 +169,7 @@ class TokensContext:
 
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Prefix:
         theta, (heads, channels) = self.adapters.theta, self.adapters.theta.blocks.heads
-        queries, kept = [self.queries[number] for number in numbers], [self.kept[number] for number in numbers]
+        queries, kept = [self.queries[number] for number in numbers], [self.kept[number].states for number in numbers]
         num_query, most = max(map(len, queries)), max(each.shape[2] for each in kept) - 1
         # Hidden columns hold zeros. They are there because they count in positions.
         both = torch.zeros(2 * theta.num_layers, len(kept), heads, num_query + most, channels, dtype=theta.dtype)
@@ -181,7 +180,7 @@ class TokensContext:
             mask_BS[row, first:end] = True
         sequence = CachedSequence.of(both.to(theta.device), mask_BS.to(theta.device))
         hidden = sequence.hiding(hidden_columns(theta.encoder, queries).to(theta.device))
-        append_numbers(self.adapters, hidden, queries)
+        append_told(self.adapters, hidden, [self.kept[number].told for number in numbers])
         return Prefix(hidden)
 
 
