@@ -19,6 +19,19 @@ def test_settings_without_effect_on_the_result_do_not_change_a_stages_config() -
         assert stage_config(for_ccot, "train-psi") != stage_config(Settings(), "train-psi")
 
 
+def test_the_decoder_has_a_limit_of_its_own_on_problems() -> None:
+    for stage, change, counts in (
+        ("train-decoder", "train_psi.limit", False),
+        ("train-decoder", "data.limit", True),
+        ("train-baseline", "train_psi.limit", True),
+        ("train-phi", "train_phi.limit", True),
+        ("train-psi", "train_psi.limit", True),
+        ("score", "train_psi.limit", False),
+    ):
+        config = stage_config(override(Settings(), {change: 5}), stage)
+        assert (config != stage_config(Settings(), stage)) == counts
+
+
 @pytest.mark.parametrize(
     ("stage", "mode", "setting"),
     [

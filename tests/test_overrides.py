@@ -16,12 +16,19 @@ def test_override_changes_what_it_names_and_nothing_else() -> None:
     assert override(changed, {"data.limit": 4000, "ratios": (0.05, 0.1), "model.name": "embedded"}) == Settings()
 
 
+def test_a_ratio_to_start_from_may_be_a_number() -> None:
+    assert override(Settings(), {"train_phi.start": 0.1}).train_phi.start == "0.1"
+    with pytest.raises(UsageError, match="true and false"):
+        override(Settings(), {"train_phi.start": True})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("data.limit", 0, "data.limit: a number of at least 1 is needed"),
         ("data.limits", 1, "no setting is called data.limits"),
         ("date.limit", 1, "no setting is called date"),
+        ("train_phi.lora_rank.x", 3, "no setting is called train_phi.lora_rank.x"),
         ("data.limit", "many", "data.limit: a whole number is needed (got 'many')"),
         ("data.limit", True, "data.limit: true and false are not allowed here"),
         ("model.offload", 3, "model.offload: true or false is needed (got 3)"),

@@ -67,6 +67,11 @@ Steps = Annotated[tuple[int, int], AfterValidator(check_steps)]
 """Fewest and most reasoning steps of a problem."""
 
 
+def text_of_ratio(value: object) -> object:
+    """Return a number, as YAML reads a ratio, as text; anything else as it is."""
+    return str(value) if type(value) in (int, float) else value
+
+
 def check_prompt(prompt: str) -> str:
     """Return a prompt that has a place for the question, or `auto`.
 
@@ -220,6 +225,8 @@ class TrainPhiConfig(Section):
     """Passes over the data with gold inputs, before those on rollouts; joint only."""
     epochs: int = Field(default=8, ge=0)
     """Passes over the data: on rollouts (joint), or for each layer (layerwise)."""
+    limit: int | None = Field(default=None, ge=1, le=MOST_PROBLEMS)
+    """Most training problems to learn from, the first ones; null: all of `precompute`."""
     batch_size: int = Field(default=64, ge=1)
     """Problems per step."""
     micro_batch_size: int | None = Field(default=None, ge=1)
@@ -230,7 +237,7 @@ class TrainPhiConfig(Section):
     """Highest learning rate of the schedule."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between checkpoints; layerwise writes one after every layer instead."""
-    start: str | None = None
+    start: Annotated[str | None, BeforeValidator(text_of_ratio)] = None
     """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4, or an adapter's folder; null: a new φ."""
     seed: Seed = 0
     """Seed of the order of problems and of the adapter's first weights."""
@@ -251,6 +258,8 @@ class TrainPsiConfig(Section):
     """The adapter's output is scaled by lora_alpha / lora_rank."""
     epochs: int = Field(default=4, ge=1)
     """Passes over the data."""
+    limit: int | None = Field(default=None, ge=1, le=MOST_PROBLEMS)
+    """Most training problems to learn from, the first ones; null: all of `precompute`."""
     batch_size: int = Field(default=64, ge=1)
     """Problems per step."""
     micro_batch_size: int | None = Field(default=None, ge=1)
@@ -356,24 +365,26 @@ _SCORER_TRAINING = {"lora_rank", "lora_alpha", "batch_size", "optimiser", "learn
 """Settings of train_psi that the learned scorer is trained with, because a decoder is trained together with it."""
 
 
-def _unused(settings: Settings, stage: str) -> set[str]:
-    """Return the settings of a stage's sections that the stage does not read, given the others."""
-    if stage in ("train-decoder", "train-baseline"):
-        return {"unfreeze", "ends", "end_threshold"}
+def _unused(settings: Settings, stage: str) -> dict[str, set[str]]:
+    """Return, by section, the settings of a stage's sections that the stage does not read, given the others."""
+    if stage == "train-decoder":
+        return {"train_psi": {"limit", "unfreeze", "ends", "end_threshold"}}
+    if stage == "train-baseline":
+        return {"train_psi": {"unfreeze", "ends", "end_threshold"}}
     if stage == "train-phi" and settings.train_phi.schedule == "layerwise":
-        return {"taught_epochs"}
+        return {"train_phi": {"taught_epochs"}}
     if stage == "score" and settings.score.selector != "learned":
-        return {"scorer", "scorer_steps"}
-    return set()
+        return {"score": {"scorer", "scorer_steps"}}
+    return {}
 
 
 def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     """Return the settings that a stage's result depends on, as plain JSON values by section."""
     unused = _unused(settings, stage)
-    config = {
-        name: getattr(settings, name).model_dump(mode="json", exclude=WITHOUT_EFFECT.get(name, set()) | unused)
-        for name in _SECTIONS[stage]
-    }
+    config = {}
+    for name in _SECTIONS[stage]:
+        left_out = WITHOUT_EFFECT.get(name, set()) | unused.get(name, set())
+        config[name] = getattr(settings, name).model_dump(mode="json", exclude=left_out)
     if stage == "score" and settings.score.selector == "learned":
         config["train_psi"] = settings.train_psi.model_dump(mode="json", include=_SCORER_TRAINING)
     return config

@@ -42,6 +42,8 @@ def override(settings: Settings, changes: Mapping[str, object]) -> Settings:
         target = values
         for section in sections:
             target = target.setdefault(section, {})
+            if not isinstance(target, dict):  # a setting, which has no settings of its own
+                raise _unknown(name)
         target[key] = value
     try:
         return Settings.model_validate(values)
@@ -58,11 +60,15 @@ def refusal(error: ValidationError, *, where: str = "") -> UsageError:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "extra_forbidden":
-        nearest = get_close_matches(name, _setting_names(), n=1)
-        fix = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(Settings.model_fields)}"
-        return UsageError(f"{where}no setting is called {name}", fix=fix)
+        return _unknown(name, where=where)
     got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r:.80})"  # A dict is a whole section.
     return UsageError(f"{where}{name}: {_in_plain_words(first)}{got}", fix=_fix_for(first["loc"]))
+
+
+def _unknown(name: str, *, where: str = "") -> UsageError:
+    nearest = get_close_matches(name, _setting_names(), n=1)
+    fix = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(Settings.model_fields)}"
+    return UsageError(f"{where}no setting is called {name}", fix=fix)
 
 
 _KINDS = {

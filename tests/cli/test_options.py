@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from ccot_cli.cli import app
-from ccot_cli.cli.options import RatioOption, read_set, resolve
+from ccot_cli.cli.options import RatioOption, read_set, read_vary, resolve
 from ccot_cli.config import Settings
 from ccot_cli.errors import UsageError
 from ccot_cli.workspace.workspace import Workspace
@@ -125,3 +125,29 @@ def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
 
 def test_a_tag_without_a_value_is_text() -> None:
     assert read_set("model.name=!!int") == ("model.name", "!!int")
+
+
+def test_values_to_vary_are_read_as_yaml_and_paths_belong_to_the_current_folder(folder: Path) -> None:
+    assert read_vary("train_phi.learning_rate=0.005, 1.0e-2") == ("train_phi.learning_rate", [0.005, 0.01])
+    assert read_vary("train_psi.optimiser=adamw") == ("train_psi.optimiser", ["adamw"])
+    (folder / "phi").mkdir()
+    assert read_vary("train_phi.start=null,phi") == ("train_phi.start", [None, str(folder / "phi")])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train_phi.epochs",
+        "train_phi.epochs=",
+        "train_phi.epochs=1,,2",
+        "train_phi.epochs=1,",
+        "=1",
+        "train_phi=1",
+        "train_phi.lora_rank.x=1",
+        "ratios=0.1",
+    ],
+)
+def test_to_vary_what_is_no_setting_with_values_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--vary {text} is no setting of a section with values") as caught:
+        read_vary(text)
+    assert caught.value.fix

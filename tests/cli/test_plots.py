@@ -69,8 +69,16 @@ def test_a_picture_says_what_it_shows_in_text(tmp_path: Path, model: str, data: 
 
 
 def test_a_sweep_is_drawn_with_a_colour_for_each_choice(tmp_path: Path) -> None:
-    def cell(ratio: float, selector: str) -> dict[str, object]:
-        fixed = {"method": "ccot", "layer": 7, "schedule": "joint", "unfreeze": "above", "ends": "exact", "epochs": 3}
+    def cell(ratio: float, selector: str, settings: dict[str, object] | None = None) -> dict[str, object]:
+        fixed: dict[str, object] = {
+            "method": "ccot",
+            "layer": 7,
+            "schedule": "joint",
+            "unfreeze": "above",
+            "ends": "exact",
+            "epochs": 3,
+        }
+        fixed |= {"problems": None, "settings": settings or {}}
         return {
             "ratio": ratio,
             "selector": selector,
@@ -97,6 +105,11 @@ def test_a_sweep_is_drawn_with_a_colour_for_each_choice(tmp_path: Path) -> None:
     )
     draw_sweep([cell(0.1, name) for name in ("even", "last")], path)
     assert all(text in path.read_text() for text in (">even<", ">last<", ">selector<"))
+    rates = [{"train_phi.learning_rate": rate, "train_psi.lora_rank": rank} for rate in (0.1, 0.2) for rank in (4, 8)]
+    draw_sweep([cell(0.1, "even", rate) for rate in rates], path)
+    assert all(text in path.read_text() for text in (">φ learning rate<", ">ψ lora rank = 4<", ">ψ lora rank = 8<"))
+    draw_sweep([cell(0.1, "even", {"train_phi.limit": limit}) for limit in (100, None)], path)
+    assert all(text in path.read_text() for text in (">φ limit<", ">100<", ">null<"))
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_at_once(tmp_path: Path) -> None:

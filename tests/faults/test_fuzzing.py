@@ -324,7 +324,7 @@ OPTIONS = (
     " --set --engine --format --queue --timeout --port --host --split --limit --data --steps --seed --controls"
     " --thoughts --compare --batch-size --save --no-save --plot --preset --model --max-disk --dry-run --force"
     " --selector --schedule --layer --taught-epochs --epochs --start --unfreeze --ends --test --repair --yes --shape"
-    " --query --chain --answer --repeats --debug --version --help --"
+    " --query --chain --answer --repeats --vary --problems --debug --version --help --"
 ).split()
 arguments = (
     st.sampled_from(OPTIONS)

@@ -1,6 +1,7 @@
 """Options that several commands share, and how they change a workspace's settings."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from decimal import Decimal
@@ -269,18 +270,39 @@ def _changed_settings(
 
 def read_set(text: str) -> tuple[str, object]:
     """Read `NAME=VALUE`, whose value is YAML, as in `ccot.yaml`."""
-    import yaml
-
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
         raise UsageError(f"--set {text} is no setting with a value", fix="--set train_phi.batch_size=32")
+    return name.strip(), _read_value(value)
+
+
+def read_vary(text: str) -> tuple[str, list[object]]:
+    """Read `SECTION.SETTING=V1,V2,...`, whose values are YAML; paths among them are those of the current folder.
+
+    Raises:
+        UsageError: if it is no setting of a section, or a value is missing.
+    """
+    from ccot_cli.overrides import with_absolute_paths
+
+    name, values = text.partition("=")[0].strip(), text.partition("=")[2].split(",")
+    if not re.fullmatch(r"\w+\.\w+", name) or not all(map(str.strip, values)):
+        raise UsageError(
+            f"--vary {text} is no setting of a section with values", fix="--vary train_phi.learning_rate=0.005,0.01"
+        )
+    changes = [with_absolute_paths({name: _read_value(value)}, Path.cwd()) for value in values]
+    return name, [change[name] for change in changes]
+
+
+def _read_value(text: str) -> object:
+    import yaml
+
     try:
-        read = yaml.safe_load(value)
+        read = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, LookupError, TypeError, RecursionError):
         # Also for a tag that its value does not fit, such as `!!int`: the text is then refused like any other.
-        read = value
+        read = text
     # No setting is a mapping, so `Q: {question}` is text.
-    return name.strip(), value if isinstance(read, dict) else read
+    return text if isinstance(read, dict) else read
 
 
 def announce_unpacking(model: str) -> bool:

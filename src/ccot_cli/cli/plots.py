@@ -112,24 +112,47 @@ def draw_frontier(result: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
-DIMENSIONS = ("method", "ratio", "layer", "selector", "schedule", "unfreeze", "ends", "epochs")
-NUMERIC = ("ratio", "layer", "epochs")
+DIMENSIONS = ("method", "ratio", "layer", "selector", "schedule", "unfreeze", "ends", "epochs", "problems")
+NAMES = ("method", "selector", "schedule", "unfreeze", "ends")
+"""Dimensions whose values say what they are."""
+SYMBOLS = {"ratio": "r", "layer": "l", "train_phi": "φ", "train_psi": "ψ"}
+
+
+def dimensions_of(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the dimensions of a sweep: those that every one has, and the settings that this one varies."""
+    return [*DIMENSIONS, *rows[0]["settings"]]
+
+
+def value_of(row: dict[str, Any], dimension: str) -> Any:
+    """Return the value that a row of a sweep has in a dimension."""
+    return {**row, **row["settings"]}[dimension]
 
 
 def varied(rows: list[dict[str, Any]]) -> list[str]:
     """Return the dimensions of a sweep in which its rows differ."""
-    return [name for name in DIMENSIONS if len({row[name] for row in rows}) > 1]
+    return [name for name in dimensions_of(rows) if len({value_of(row, name) for row in rows}) > 1]
+
+
+def is_numeric(rows: list[dict[str, Any]], dimension: str) -> bool:
+    """Tell whether all values in a dimension are numbers."""
+    return all(isinstance(value_of(row, dimension), int | float) for row in rows)
+
+
+def symbol(dimension: str) -> str:
+    """Return the short name of a dimension: `r`, or `φ learning rate` for `train_phi.learning_rate`."""
+    return " ".join(SYMBOLS.get(part, part.replace("_", " ")) for part in dimension.split("."))
 
 
 def choice(row: dict[str, Any], dimensions: Iterable[str]) -> str:
     """Name what a row of a sweep has in these dimensions: `r = 0.1, even`."""
-    symbols = {"ratio": "r", "layer": "l"}
-    named = ((symbols.get(name, name), shown(row[name]), name in NUMERIC) for name in dimensions)
-    return ", ".join(f"{symbol} = {value}" if is_number else value for symbol, value, is_number in named)
+    named = ((name, shown(value_of(row, name))) for name in dimensions)
+    return ", ".join(value if name in NAMES else f"{symbol(name)} = {value}" for name, value in named)
 
 
-def shown(value: float | str) -> str:
-    """Write a setting of a sweep, a ratio without needless digits."""
+def shown(value: float | str | None) -> str:
+    """Write a setting of a sweep, a number without needless digits."""
+    if value is None:
+        return "null"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -139,14 +162,15 @@ def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
     Each choice of the other dimensions has its own colour. A dimension of numbers comes before one of names.
     """
     plt = pyplot()
-    across, *others = sorted(varied(rows), key=lambda name: name not in NUMERIC) or ["ratio"]
+    across, *others = sorted(varied(rows), key=lambda name: not is_numeric(rows, name)) or ["ratio"]
+    place = value_of if is_numeric(rows, across) else lambda row, name: shown(value_of(row, name))
     figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     choices: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         choices.setdefault(choice(row, others), []).append(row)
     for (name, chosen), marker in zip(choices.items(), cycle(MARKERS), strict=False):
         axes.errorbar(
-            [row[across] for row in chosen],
+            [place(row, across) for row in chosen],
             [row["accuracy"] for row in chosen],
             yerr=[
                 [max(0.0, row["accuracy"] - row["low"]) for row in chosen],
@@ -156,7 +180,8 @@ def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
             capsize=3,
             label=name or None,
         )
-    axes.set_xlabel({"ratio": "compression ratio r", "layer": "autoregressive layer l"}.get(across, across))
+    labels = {"ratio": "compression ratio r", "layer": "autoregressive layer l", "problems": "training problems"}
+    axes.set_xlabel(labels.get(across, symbol(across)))
     axes.set_title(f"{rows[0]['n']:,} {rows[0]['split']} problems, 95 % intervals", fontsize=10)
     _finish(figure, axes, path)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note
+from ccot_cli.cli.console import print_json, print_line, print_note
 from ccot_cli.cli.options import (
     WHAT,
     WHERE,
@@ -18,10 +18,22 @@ from ccot_cli.cli.options import (
     ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
+    read_vary,
     resolve,
 )
-from ccot_cli.cli.plots import DIMENSIONS, NUMERIC, check_plot, choice, draw_sweep, shown, varied
+from ccot_cli.cli.plots import (
+    check_plot,
+    choice,
+    dimensions_of,
+    draw_sweep,
+    is_numeric,
+    shown,
+    symbol,
+    value_of,
+    varied,
+)
 from ccot_cli.cli.tables import Style, Table, render
+from ccot_cli.cli.tracking import TrackOption, progress_for
 from ccot_cli.names import Ends, MethodName, Schedule, SelectorName, Unfreeze
 
 
@@ -55,9 +67,28 @@ def sweep(
             "--epochs", min=1, metavar="N", help="Passes over the data for ψ or a baseline.", rich_help_panel=WHAT
         ),
     ] = None,
+    problems: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--problems",
+            min=1,
+            metavar="N",
+            help="Training problems to learn from, the first ones. Default: all that precompute stored.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     seed: Annotated[
         list[int] | None,
         typer.Option("--seed", metavar="N", help="Seed of selection and training.", rich_help_panel=WHAT),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="NAME=V1,V2,…",
+            help="Vary any setting of score, train_phi or train_psi; repeat it for several.",
+            rich_help_panel=WHAT,
+        ),
     ] = None,
     test: Annotated[
         int | None,
@@ -70,6 +101,7 @@ def sweep(
     ] = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    track: TrackOption = None,
     sets: SetOption = None,
     plot: Annotated[
         Path | None,
@@ -83,6 +115,8 @@ def sweep(
     ccot sweep --ratio 0.1 --layer 2 --layer 4 --layer 6 --plot layers.svg
     ccot sweep --ratio 0.1 --selector predictive --selector even --seed 0 --seed 1
     ccot sweep --ratio 0.1 --method ccot --method direct --seed 0 --seed 1 --test 1000
+    ccot sweep --ratio 0.1 --vary train_phi.learning_rate=0.005,0.01,0.02
+    ccot sweep --ratio 0.1 --problems 1000 --problems 4000 --plot curve.svg
 
     Finished results are used again, so a stopped sweep continues. Results that do not have the workspace's own
     settings are kept beside its own, under other keys.
@@ -96,21 +130,25 @@ def sweep(
         "unfreeze": unfreeze,
         "ends": ends,
         "epochs": epochs,
+        "problems": problems,
         "seed": seed,
     }
     if plot:
         check_plot(plot)
-    from ccot_cli.stages.sweep import run
+    from ccot_cli.stages.sweep import run, with_varied
 
+    varied_settings: dict[str, list[object]] = {}
+    for name, values in map(read_vary, vary or ()):
+        varied_settings.setdefault(name, []).extend(values)
     rows = run(
         workspace,
         settings,
         ratios,
-        {name: values for name, values in grid.items() if values},
+        with_varied(settings, {name: values for name, values in grid.items() if values}, varied_settings),
         methods=method or ("ccot",),
         num_test=test,
         overrides=overrides,
-        progress=TerminalProgress(),
+        progress=progress_for(track, workspace),
     )
     json_rows = [asdict(row) for row in rows]
     if format == "json":
@@ -124,13 +162,13 @@ def sweep(
 
 def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
     """Print a table of the dimensions that vary; as text also a bar for each row."""
-    dimensions = [name for name in DIMENSIONS if name in ("method", "ratio") or name in varied(rows)]
+    dimensions = [name for name in dimensions_of(rows) if name in ("method", "ratio") or name in varied(rows)]
     figures = [name for name in FIGURES if any(row[name] is not None for row in rows)]
-    head = [HEADS.get(name, name) for name in dimensions]
+    head = [symbol(name) for name in dimensions]
     head += ["seeds", "exact match", "95 % interval", "steps", "tokens", *(HEADS[name] for name in figures)]
     cells = [
         (
-            *(shown(row[name]) for name in dimensions),
+            *(shown(value_of(row, name)) for name in dimensions),
             str(len(row["seeds"])),
             f"{row['accuracy']:.3f}",
             f"{row['low']:.3f} – {row['high']:.3f}",
@@ -140,7 +178,7 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
         )
         for row in rows
     ]
-    align = "".join(">" if name in NUMERIC else "<" for name in dimensions) + ">" * (5 + len(figures))
+    align = "".join(">" if is_numeric(rows, name) else "<" for name in dimensions) + ">" * (5 + len(figures))
     caption = f"{rows[0]['n']:,} {rows[0]['split']} problems"
     print_line(render(Table(caption, align, tuple(head), cells), style))
     if style == "text" and len(rows) > 1:
@@ -150,8 +188,6 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
 
 
 HEADS = {
-    "ratio": "r",
-    "layer": "l",
     "seconds": "time",
     "end_accuracy": "END",
     "rollout_error": "error",

@@ -4,14 +4,16 @@ A cell with the workspace's own settings is the workspace's own artifact. Every 
 that names what differs. So a sweep reuses what is ready, resumes if it was stopped, and changes no setting.
 """
 
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from hashlib import sha256
 from itertools import product
 from typing import Any, NamedTuple
 
-from ccot_cli.config import Settings
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.methods.loading import fixed_ratio
@@ -33,19 +35,37 @@ class Dimension(NamedTuple):
     """The settings that it changes together, as `section.setting`."""
     prefix: str
     """Text before its value in a key, as in `l4` and `s1`."""
-    stage: str
-    """The first stage whose result depends on it."""
 
 
 DIMENSIONS = {
-    "layer": Dimension(("train_phi.autoregressive_layer",), "l", TRAIN_PHI),
-    "selector": Dimension(("score.selector",), "", SCORE),
-    "schedule": Dimension(("train_phi.schedule",), "", TRAIN_PHI),
-    "unfreeze": Dimension(("train_psi.unfreeze",), "unfreeze-", TRAIN_PSI),
-    "ends": Dimension(("train_psi.ends",), "", TRAIN_PSI),
-    "epochs": Dimension(("train_psi.epochs",), "e", TRAIN_PSI),
-    "seed": Dimension(("score.seed", "train_phi.seed", "train_psi.seed"), "s", SCORE),
+    "layer": Dimension(("train_phi.autoregressive_layer",), "l"),
+    "selector": Dimension(("score.selector",), ""),
+    "schedule": Dimension(("train_phi.schedule",), ""),
+    "unfreeze": Dimension(("train_psi.unfreeze",), "unfreeze-"),
+    "ends": Dimension(("train_psi.ends",), ""),
+    "epochs": Dimension(("train_psi.epochs",), "e"),
+    "problems": Dimension(("train_psi.limit", "train_phi.limit"), "n"),
+    "seed": Dimension(("score.seed", "train_phi.seed", "train_psi.seed"), "s"),
 }
+"""Dimensions with a name of their own. Any other one is a single setting, by its name."""
+SECTIONS = ("score", "train_phi", "train_psi")
+"""Sections whose settings may be varied."""
+
+
+def _dimension(name: str) -> Dimension:
+    if name in DIMENSIONS:
+        return DIMENSIONS[name]
+    return Dimension((name,), re.sub(r"[._]", "-", name.removeprefix("train_")) + "-")
+
+
+def _in_key(value: Any) -> str:
+    """Write a value as a part of a folder's name; a text that is no plain word, such as a path, ends in its hash."""
+    if not isinstance(value, str):
+        return "null" if value is None else str(value)
+    if re.fullmatch("[a-z]{1,16}", value) and value != "null":
+        return value
+    readable = re.sub("[^a-z0-9.]+", "-", value.lower())[-32:].strip("-")
+    return f"{readable}-{sha256(ascii(value).encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
@@ -56,13 +76,13 @@ class Cell:
     ratio: Decimal
     values: dict[str, Any]
     """By dimension."""
-    differing: tuple[str, ...]
-    """Dimensions whose values are not those of the workspace's own settings."""
+    differing: dict[str, str]
+    """Dimensions whose values are not those of the workspace's own settings, each with the first stage it changes."""
 
     @property
     def changes(self) -> dict[str, Any]:
         """Settings that differ from the workspace's own, as `section.setting`."""
-        return {setting: self.values[name] for name in self.differing for setting in DIMENSIONS[name].settings}
+        return _changes({name: self.values[name] for name in self.differing})
 
     @property
     def stage(self) -> str:
@@ -71,14 +91,19 @@ class Cell:
 
     def variant(self, stage: str) -> str:
         """Return the end of a stage's key: the differing values that matter up to that stage."""
-        names = [name for name in self.differing if STAGES.index(DIMENSIONS[name].stage) <= STAGES.index(stage)]
-        return "".join(f"-{DIMENSIONS[name].prefix}{self.values[name]}" for name in names)
+        names = [name for name, first in self.differing.items() if STAGES.index(first) <= STAGES.index(stage)]
+        return "".join(f"-{_dimension(name).prefix}{_in_key(self.values[name])}" for name in names)
 
     def key(self, stage: str) -> str:
         """Return the key of the stage's artifact for this cell."""
         is_baseline = stage == TRAIN_BASELINE
         start = baseline_key(self.method, self.ratio) if is_baseline else ratio_name(self.ratio)
         return start + self.variant(stage)
+
+
+def _changes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that dimensions with these values change."""
+    return {setting: value for name, value in values.items() for setting in _dimension(name).settings}
 
 
 @dataclass(frozen=True)
@@ -94,6 +119,10 @@ class SweepRow:
     unfreeze: str
     ends: str
     epochs: int
+    problems: int | None
+    """Most training problems of ψ, or of the baseline; None: all."""
+    settings: dict[str, Any]
+    """Values of other settings that the sweep varies, such as `train_phi.learning_rate`."""
     seeds: list[int]
     num_steps: int
     """Optimiser steps of ψ, or of the baseline."""
@@ -140,28 +169,77 @@ def cells(
 
     Args:
         settings: The workspace's own.
-        grid: Values by dimension; a dimension without values keeps its setting.
+        grid: Values by dimension; one without values keeps its setting, as does one on which a method does not depend.
         methods: `ccot` and baselines; a method with a fixed ratio appears once.
+
+    Raises:
+        UsageError: if a value is refused.
     """
-    own = {name: _get(settings, dimension.settings[0]) for name, dimension in DIMENSIONS.items()}
+    names = [*sorted(grid.keys() - DIMENSIONS.keys()), *DIMENSIONS]
+    own = {name: _get(settings, _dimension(name).settings[0]) for name in names}
     seen = set()
     for method, ratio in product(methods, ratios):
-        choices = [grid.get(name) or [own[name]] if _depends_on(name, method) else [own[name]] for name in DIMENSIONS]
         fixed = None if method == CCOT else fixed_ratio(method)
-        for choice in product(*choices):
-            values = dict(zip(DIMENSIONS, choice, strict=True))
-            differing = tuple(name for name in DIMENSIONS if values[name] != own[name])
+        for choice in product(*(grid.get(name) or [own[name]] for name in names)):
+            asked = {name: value for name, value in zip(names, choice, strict=True) if value != own[name]}
+            differing = _differing(settings, own, asked, method)
+            values = {name: asked[name] if name in differing else own[name] for name in names}
             cell = Cell(method, ratio if fixed is None else fixed, values, differing)
             if (cell.stage, cell.key(cell.stage)) not in seen:
                 seen.add((cell.stage, cell.key(cell.stage)))
                 yield cell
 
 
-def _depends_on(dimension: str, method: str) -> bool:
-    """Tell whether a method depends on a dimension; a baseline on epochs and seed, and on what it reads of `score`."""
-    if method == CCOT or dimension in ("epochs", "seed"):
-        return True
-    return dimension == "selector" and RECIPES[method].reads_gold
+def _differing(settings: Settings, own: Mapping[str, Any], asked: Mapping[str, Any], method: str) -> dict[str, str]:
+    """Return the dimensions on which a method's result depends, each with the first stage that it changes.
+
+    Args:
+        own: The workspace's own values, by dimension.
+        asked: Other values.
+    """
+    changed, differing = override(settings, _changes(asked)), dict[str, str]()
+    for name in asked:
+        without = override(changed, _changes({name: own[name]}))
+        for stage in _stages_of(method):
+            if stage_config(changed, stage) != stage_config(without, stage):
+                differing.setdefault(name, stage)
+    return differing
+
+
+def _stages_of(method: str) -> tuple[str, ...]:
+    """Return the stages that make a method after `precompute`, in order."""
+    if method == CCOT:
+        return (SCORE, TRAIN_PHI, TRAIN_PSI)
+    return (SCORE, TRAIN_BASELINE) if RECIPES[method].reads_gold else (TRAIN_BASELINE,)
+
+
+def with_varied(
+    settings: Settings, grid: Mapping[str, Sequence[Any]], varied: Mapping[str, Sequence[Any]]
+) -> dict[str, Sequence[Any]]:
+    """Add values of any settings to a grid; a setting with a dimension of its own is varied as that one.
+
+    Args:
+        settings: The workspace's own.
+        grid: Values by dimension.
+        varied: Values by setting, as `section.setting`.
+
+    Raises:
+        UsageError: if no such setting may be varied, it is varied already, or a value is refused.
+    """
+    own_dimension = {dimension.settings: name for name, dimension in DIMENSIONS.items()}
+    found = dict(grid)
+    for setting, values in varied.items():
+        section = setting.partition(".")[0]
+        if section in Settings.model_fields and section not in SECTIONS:
+            raise UsageError(
+                f"{setting} cannot be varied: all cells share the model, problems and decoding of their workspace",
+                fix=f"vary settings of {', '.join(SECTIONS)}, or sweep another workspace too, with its own {setting}",
+            )
+        if taken := [name for name in grid if setting in DIMENSIONS[name].settings]:
+            raise UsageError(f"{setting} is varied twice", fix=f"leave out --vary {setting}=…, or --{taken[0]}")
+        name = own_dimension.get((setting,), setting)
+        found[name] = [_get(override(settings, {setting: value}), setting) for value in values]
+    return found
 
 
 def _get(settings: Settings, dotted: str) -> Any:
@@ -187,11 +265,13 @@ def run(
 
     Raises:
         MissingError: if `precompute` has not run.
-        UsageError: if no test problems are named, or settings that a dimension changes together differ.
+        UsageError: if no test problems are named, a value is refused or has no effect, or settings that a dimension
+            changes together differ.
         BusyError: if another process works on this workspace, and a cell is not made yet.
     """
-    _refuse_mixed(settings)
+    _refuse_mixed(settings, ("seed", *grid))
     grid_cells = list(cells(settings, ratios, grid, methods))
+    _refuse_useless(settings, grid, grid_cells)
     if any(workspace.artifact(cell.stage, cell.key(cell.stage)) is None for cell in grid_cells):
         workspace.refuse_while_busy()
     results: list[tuple[Cell, _CellResult]] = []
@@ -205,14 +285,22 @@ def run(
     return list(_rows(results, "validation" if num_test is None else "test"))
 
 
-def _refuse_mixed(settings: Settings) -> None:
-    """Refuse settings that give one dimension several values, because a row of the table names only one."""
-    for name, dimension in DIMENSIONS.items():
-        if len({_get(settings, setting) for setting in dimension.settings}) > 1:
+def _refuse_mixed(settings: Settings, names: Sequence[str]) -> None:
+    """Refuse settings that give one of these dimensions several values, because a row of the table names only one."""
+    for together in (_dimension(name).settings for name in names):
+        if len({_get(settings, setting) for setting in together}) > 1:
             raise UsageError(
-                f"{', '.join(dimension.settings)} differ in ccot.yaml, but a sweep has one {name} for all",
+                f"{', '.join(together)} differ in ccot.yaml, but a sweep has one value for all of them",
                 fix="give them the same value in ccot.yaml",
             )
+
+
+def _refuse_useless(settings: Settings, grid: Mapping[str, Sequence[Any]], grid_cells: Sequence[Cell]) -> None:
+    """Refuse to vary a setting on which no cell depends, such as how much memory a stage takes."""
+    for name, values in grid.items():
+        has_effect = name in DIMENSIONS or any(name in cell.differing for cell in grid_cells)
+        if not has_effect and {*values} != {_get(settings, name)}:
+            raise UsageError(f"{name} changes no result of this sweep", fix=f"leave out --vary {name}=…")
 
 
 def _train(
@@ -222,7 +310,7 @@ def _train(
     changed = override(settings, cell.changes)
     common: dict[str, Any] = {"overrides": (*overrides, *cell.changes), "progress": progress}
     selected, generator, variant = cell.key(SCORE), cell.key(TRAIN_PHI), cell.variant
-    if cell.method == CCOT or RECIPES[cell.method].reads_gold:
+    if SCORE in _stages_of(cell.method):
         score.run(workspace, changed, cell.ratio, variant=variant(SCORE), **common)
     if cell.method != CCOT:
         end = variant(TRAIN_BASELINE)
@@ -271,7 +359,8 @@ def _rows(results: list[tuple[Cell, _CellResult]], split: str) -> Iterator[Sweep
         yield SweepRow(
             method=cell.method,
             ratio=float(cell.ratio),
-            **{name: value for name, value in cell.values.items() if name != "seed"},
+            **{name: cell.values[name] for name in DIMENSIONS if name != "seed"},
+            settings={name: value for name, value in cell.values.items() if name not in DIMENSIONS},
             seeds=[each.values["seed"] for each, _ in group],
             num_steps=by_seed[0].num_steps,
             accuracies=accuracies,

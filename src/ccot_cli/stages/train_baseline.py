@@ -101,13 +101,13 @@ def _train(
     stored = read_problems(source)
     recipe, fixed = RECIPES[name](), fixed_ratio(name)
     ratio = ratio if fixed is None else fixed
-    problems = theta.encoder.problems([item.problem for item in stored if not item.is_validation])
+    problems = theta.encoder.problems([item.problem for item in stored if not item.is_validation][: config.limit])
     setup = RecipeSetup(adapters, problems, ratio, config)
     held_out, held_gold = [item.problem for item in stored if item.is_validation], list[Tensor]()
     if scored is not None:
         scored.check()
         gold, held_gold = ([each.gold_JID for each in part] for part in load_examples(theta, source, scored))
-        setup = replace(setup, gold=gold, selector=Selector.load(theta, scored.folder))
+        setup = replace(setup, gold=gold[: config.limit], selector=Selector.load(theta, scored.folder))
     training = recipe.training(setup)
     judged = recipe.held_out(setup, theta.encoder.problems(held_out[:MOST_JUDGED]), held_gold[:MOST_JUDGED])
     trained = train(

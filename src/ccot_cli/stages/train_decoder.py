@@ -164,10 +164,6 @@ def _lessons(
         (PsiExample(each.query, start, [*each.chain, end], found[number].states.shape[2] - 1), found[number])
         for number, each in enumerate(encoded)
     ]
-    lessons = [
-        (example, kept)
-        for example, kept in lessons
-        if most is None or example.length + len(kept.told) <= most
-    ]
+    lessons = [(example, kept) for example, kept in lessons if most is None or example.length + len(kept.told) <= most]
     examples = [example for example, _ in lessons]
     return examples, TokensContext(method.adapters, [each.query for each in examples], [kept for _, kept in lessons])

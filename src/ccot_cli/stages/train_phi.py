@@ -200,7 +200,8 @@ class _Job:
     workspace: Workspace
     source: Artifact
     adapters: Adapters
-    train: list[GoldExample]
+    stored: list[GoldExample]
+    """All training problems."""
     validation: list[GoldExample]
     config: TrainPhiConfig
     build: Build
@@ -213,13 +214,19 @@ class _Job:
     def theta(self) -> Theta:
         return self.adapters.theta
 
+    @property
+    def train(self) -> list[GoldExample]:
+        """The training problems that φ learns from."""
+        return self.stored[: self.config.limit]
+
     def _queries(self, examples: list[GoldExample]) -> Queries:
         ids, layer = [each.query for each in examples], self.config.layer
         return open_queries(self.workspace, self.source, self.adapters, ids, layer, self.progress)
 
     @cached_property
     def judge(self) -> PhiJudge:
-        return PhiJudge(self.adapters, self.train, self.validation, self._queries(self.validation), self.config)
+        # Probes are fitted on all problems, so that figures compare whatever φ learns from.
+        return PhiJudge(self.adapters, self.stored, self.validation, self._queries(self.validation), self.config)
 
     def train_jointly(self) -> int:
         """Train all layers together, and report on the validation rollouts after every epoch.

@@ -121,7 +121,7 @@ class _Job:
         stored = read_problems(self.source)
         self.held_out = [item.problem for item in stored if item.is_validation]
         encoder = self.theta.encoder
-        training = encoder.problems([item.problem for item in stored if not item.is_validation])
+        training = encoder.problems([item.problem for item in stored if not item.is_validation][: config.limit])
         self.chain_lengths = [len(each.chain) for each in training]
         self.train_examples = self._examples(training)
         self.held_out_examples = self._examples(encoder.problems(self.held_out))
