@@ -124,7 +124,7 @@ def test_the_decoder_is_told_what_theta_reads_from_each_token(method: CcotMethod
     theta, ids_BT = method.theta, torch.tensor([[5, 9]])
     with torch.no_grad():
         [states_KD] = theta.blocks.run_ids(ids_BT, torch.ones(1, 2).bool(), CachedSequence.empty(1, theta.device))
-        best = theta.model(input_ids=ids_BT).logits[0].topk(3).indices
+        best = theta.model(input_ids=ids_BT).logits[0].topk(WORDS_TOLD).indices
     without = told(theta, theta.encoder.query("How many?"), states_KD[:0])
     assert told(theta, theta.encoder.query("How many?"), states_KD) == [*best.flatten().tolist(), *without]
 

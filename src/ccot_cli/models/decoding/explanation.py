@@ -64,7 +64,7 @@ def numbers_told(encoder: Encoder, query: list[int]) -> list[int]:
     return list(encoder.tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
 
-WORDS_TOLD = 3
+WORDS_TOLD = 1
 """Words of each contemplation token that the decoder is told, the likeliest ones."""
 
 
