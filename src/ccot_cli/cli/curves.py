@@ -1,6 +1,6 @@
 """Curves of all trainings in a workspace, finished or not, as a picture: `ccot status --plot`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -110,21 +110,21 @@ def read_panel(title: str, lines: Sequence[dict[str, Any]]) -> Panel:
         losses = {name: Curve(layers, [line[key] for line in lines]) for name, key in named.items()}
         return Panel(title, "layer of φ", losses, {})
     shares = {
-        "numbers read at L": _curve(lines, lambda line: line["generated_read"][1], "generated_read"),
-        "right, word for word": _curve(lines, lambda line: line["validation_right"], "validation_right"),
+        "numbers read at L": _curve(lines, "generated_read", lambda accuracies: accuracies[1]),
+        "right, word for word": _curve(lines, "validation_right"),
     }
     losses = {
-        "training": _smooth(_curve(lines, lambda line: line["loss"], "loss")),
-        "validation": _curve(lines, lambda line: line["validation_loss"], "validation_loss"),
-        "validation rollouts": _curve(lines, lambda line: sum(line["losses"]) / len(line["losses"]), "losses"),
+        "training": _smooth(_curve(lines, "loss")),
+        "validation": _curve(lines, "validation_loss"),
+        "validation rollouts": _curve(lines, "losses", fmean),
     }
     return Panel(title, "step", _drawn(losses), _drawn(shares))
 
 
-def _curve(lines: Sequence[dict[str, Any]], read: Any, key: str) -> Curve:
+def _curve(lines: Sequence[dict[str, Any]], name: str, read: Callable[[Any], float] = float) -> Curve:
     """Take a figure from the lines that have it."""
-    having = [line for line in lines if line.get(key) is not None]
-    return Curve([float(line["step"]) for line in having], [float(read(line)) for line in having])
+    having = [line for line in lines if line.get(name) is not None]
+    return Curve([float(line["step"]) for line in having], [read(line[name]) for line in having])
 
 
 def _drawn(curves: dict[str, Curve]) -> dict[str, Curve]:

@@ -204,7 +204,7 @@ class Asker:
         if self.swap_with is None or not isinstance(self.method, CcotMethod):
             return checked
         swapped = swapped_answers(self.method, question, self.swap_with)
-        pairs = zip_longest(checked.thoughts, swapped[: len(checked.thoughts)])
+        pairs = zip_longest(checked.thoughts, swapped)
         return checked._replace(thoughts=[replace(thought, swapped=answer) for thought, answer in pairs])
 
     def _outside(self, question: str, reply: Reply) -> str:
