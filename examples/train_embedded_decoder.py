@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "data.steps": (1, 6),
     "data.seed": 20_000_000,
     "train_psi.epochs": 2,
-    "train_psi.batch_size": 16,
+    "train_psi.batch_size": 32,
     "train_psi.learning_rate": 0.008,
     "train_psi.lora_rank": 64,
     "train_psi.lora_alpha": 64,

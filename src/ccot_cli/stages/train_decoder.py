@@ -15,7 +15,7 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.memory import in_parts
-from ccot_cli.models.decoding.explanation import KeptTokens, opening, with_results
+from ccot_cli.models.decoding.explanation import KeptTokens, opening, results_line, told_to_write
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.loading import load_method
 from ccot_cli.models.selection.gold import STORED_DTYPE
@@ -129,7 +129,7 @@ def _train(method: CcotMethod, settings: Settings, build: Build, progress: Progr
         num_steps=training.optimiser.step_count,
         kept_step=trained.kept_step,
         train_loss=trained.loss,
-        num_problems=len(examples),
+        num_problems=len(loaded.train),
         num_validation=len(loaded.validation),
         explanations=asdict(explanations),
         decoding=caps(settings),
@@ -139,12 +139,15 @@ def _train(method: CcotMethod, settings: Settings, build: Build, progress: Progr
 def _lessons(
     method: CcotMethod, problems: Sequence[Problem], batch_size: int, progress: Progress
 ) -> tuple[list[PsiExample], TokensContext]:
-    """Return what the decoder learns to write of each problem, and what from: the tokens that the method generates.
+    """Return what the decoder learns to write, and what from: the tokens that the method generates.
 
-    Problems are left out if their tokens, what is told and chain have more tokens than the model has positions.
+    Each problem gives two lessons: to read its results, and to write its lines once it knows the results. One is left
+    out if the model has too few positions for it.
     """
-    theta, start = method.theta, opening(method.theta.encoder)
-    encoded = theta.encoder.problems([replace(each, chain=with_results(each.chain)) for each in problems])
+    theta, encoder = method.theta, method.theta.encoder
+    encoded = encoder.problems(problems)
+    results = [results_line(each.chain) for each in problems]
+    lines = encoder.problems([replace(each, chain=line) for each, line in zip(problems, results, strict=True)])
     lengths = [len(each.query) for each in encoded]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
     found: dict[int, KeptTokens] = {}
@@ -159,11 +162,14 @@ def _lessons(
             for part in parts:
                 found.update(part)
                 advance(len(part))
-    end, most = theta.encoder.tokenizer.eos_token_id, theta.blocks.num_positions
-    lessons = [
-        (PsiExample(each.query, start, [*each.chain, end], found[number].states.shape[2] - 1), found[number])
-        for number, each in enumerate(encoded)
-    ]
-    lessons = [(example, kept) for example, kept in lessons if most is None or example.length + len(kept.told) <= most]
+    end, most = encoder.tokenizer.eos_token_id, theta.blocks.num_positions
+    lessons = list[tuple[PsiExample, KeptTokens]]()
+    for number, each in enumerate(encoded):
+        to_read = found[number]
+        told = told_to_write(encoder, to_read.told, results[number], each.query)
+        for text, kept in ((lines[number].chain, to_read), (each.chain, to_read._replace(told=told))):
+            example = PsiExample(each.query, opening(encoder), [*text, end], kept.states.shape[2] - 1)
+            if most is None or example.length + len(kept.told) <= most:
+                lessons.append((example, kept))
     examples = [example for example, _ in lessons]
     return examples, TokensContext(method.adapters, [each.query for each in examples], [kept for _, kept in lessons])

@@ -1,4 +1,4 @@
-"""The decoder sees contemplation tokens and what θ reads from them, and of the question only its numbers."""
+"""The decoder reads results from contemplation tokens alone, and writes lines from them and the question's numbers."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ from setups import PROBLEMS
 from torch import Tensor
 
 from ccot_cli.config import DecodingConfig, TrainPsiConfig
+from ccot_cli.data.arithmetic import numbers_in
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.models.base.adapters import DECODER, PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
@@ -21,10 +22,11 @@ from ccot_cli.models.decoding.explanation import (
     append_told,
     hidden_columns,
     opening,
-    told,
-    with_results,
-    without_results,
+    results_line,
+    told_to_read,
+    told_to_write,
 )
+from ccot_cli.models.decoding.psi import Text
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import MethodInfo
@@ -107,17 +109,17 @@ def test_an_explanation_opens_with_nothing_of_the_question(llama: Theta) -> None
     assert bare.query("How many?")[-1:] != opening(bare)
 
 
-def test_of_the_question_the_decoder_is_told_the_numbers_alone(method: CcotMethod) -> None:
-    states_KD = torch.randn(2, method.theta.model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+def test_of_the_question_the_numbers_alone_are_told(llama: Theta) -> None:
+    encoder = llama.encoder
 
-    def known(question: str) -> list[int]:
-        return told(method.theta, method.theta.encoder.query(question), states_KD)
+    def known(question: str) -> str:
+        return encoder.decode(told_to_write(encoder, encoder.query("So")[-1:], "19 15", encoder.query(question)))
 
     before = known("Mia has 12 pens and buys 7.")
+    assert before.endswith("\n19 15\n12 7")
     assert known("12 hens lay seven eggs!") == before
     assert known("Mia has 12 pens and buys 8.") != before
     assert known("A dozen?") == known("It costs 12 dollars.") != known("How many?")
-    assert method.theta.encoder.decode(before).endswith("\n12 7")
 
 
 def test_the_decoder_is_told_what_theta_reads_from_each_token(method: CcotMethod) -> None:
@@ -125,8 +127,8 @@ def test_the_decoder_is_told_what_theta_reads_from_each_token(method: CcotMethod
     with torch.no_grad():
         [states_KD] = theta.blocks.run_ids(ids_BT, torch.ones(1, 2).bool(), CachedSequence.empty(1, theta.device))
         best = theta.model(input_ids=ids_BT).logits[0].topk(WORDS_TOLD).indices
-    without = told(theta, theta.encoder.query("How many?"), states_KD[:0])
-    assert told(theta, theta.encoder.query("How many?"), states_KD) == [*best.flatten().tolist(), *without]
+    assert told_to_read(theta, states_KD) == best.flatten().tolist()
+    assert told_to_read(theta, states_KD[:0]) == []
 
 
 def test_what_is_told_moves_its_own_row_alone(method: CcotMethod) -> None:
@@ -144,19 +146,64 @@ def test_what_is_told_moves_its_own_row_alone(method: CcotMethod) -> None:
     torch.testing.assert_close(written([], [], [])[second], before[second])
 
 
-def test_an_explanation_with_another_question_s_tokens_is_told_what_these_say(
-    method: CcotMethod, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
+    """What the decoder is told, by part, by row."""
     known = list[list[list[int]]]()
-    monkeypatch.setattr(explanation, "append_told", lambda adapters, hidden, told: known.append(list(told)))
+    append = explanation.append_told
+    monkeypatch.setattr(
+        explanation, "append_told", lambda *args: (known.append([list(each) for each in args[-1]]), append(*args))
+    )
+    return known
+
+
+def test_results_are_read_with_nothing_of_the_question(method: CcotMethod, told: list[list[list[int]]]) -> None:
+    """A question with other numbers but the same tokens gets the same results."""
+    questions = [problem.question for problem in PROBLEMS[:2]]
+    encoder, texts = method.theta.encoder, list[list[str]]()
+    for asked in (questions, ["Are there 5?", "Or 6 or 7?"]):
+        sequence = sequence_of(method).hiding(hidden_columns(encoder, QUERIES))
+        queries = [encoder.query(question) for question in [*asked, "None?"]]
+        explanation.explain(method.adapters, sequence, queries, [[5], [6], [7]], max_tokens=4)
+        texts.append([encoder.decode(each) for each in told[-1]])
+    assert told[0] == told[2] == [[5], [6], [7]]
+    for one, other in zip(*texts, strict=True):
+        assert one.split("\n")[:-1] == other.split("\n")[:-1]
+    assert texts[0][0].endswith(f"\n{' '.join(map(str, numbers_in(questions[0])))}")
+    assert [text.split("\n")[-1] for text in texts[1]] == ["5", "6 7", ""]
+
+
+def test_the_results_that_were_read_are_told_before_the_lines(
+    method: CcotMethod, told: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = method.theta.encoder
+    written = iter([["19 15", "4", ""], ["12 + 7 = 19\n19 - 4 = 15", "2 + 2 = 4", "None."]])
+
+    def decode(*args: object, **kwargs: object) -> Text:
+        ids = [encoder.tokenizer(text, add_special_tokens=False).input_ids for text in next(written)]
+        return Text(ids, [False] * 3, [[1.0] * len(each) for each in ids])
+
+    monkeypatch.setattr(explanation, "decode", decode)
+    sequence = sequence_of(method).hiding(hidden_columns(encoder, QUERIES))
+    queries = [encoder.query("12, 7 and 4?")] * 3
+    texts = explanation.explain(method.adapters, sequence, queries, [[5], [6], [7]], max_tokens=4)
+    assert texts == ["12 + 7 = 19\n19 - 4 = 15", "2 + 2 = 4", "None."]
+    assert told[1] == [
+        told_to_write(encoder, [word], results, queries[0])
+        for word, results in zip((5, 6, 7), ("19 15", "4", ""), strict=True)
+    ]
+
+
+def test_an_explanation_with_another_question_s_tokens_is_told_what_these_say(
+    method: CcotMethod, told: list[list[list[int]]]
+) -> None:
     questions = [problem.question for problem in PROBLEMS[:2]]
     for control in (None, "shuffled"):
         replace(method, explains=True, control=control).reply(questions)
-    count = 3 * WORDS_TOLD
-    [(one, other), (one_swapped, other_swapped)] = known
-    assert one[:count] != other[:count]
-    assert (one_swapped[:count], other_swapped[:count]) == (other[:count], one[:count])
-    assert (one_swapped[count:], other_swapped[count:]) == (one[count:], other[count:])
+    [one, other], _, [one_swapped, other_swapped], _ = told
+    assert len(one) == 3 * WORDS_TOLD
+    assert one != other
+    assert (one_swapped, other_swapped) == (other, one)
 
 
 def test_a_model_with_few_positions_is_told_as_much_as_fits(
@@ -175,23 +222,16 @@ def test_a_model_with_few_positions_is_told_as_much_as_fits(
 
 
 @pytest.mark.parametrize(
-    ("chain", "written"),
+    ("chain", "results"),
     [
-        ("12 + 7 = 19 pens.\n19 - 4 = 15.", "19 15\n12 + 7 = 19 pens.\n19 - 4 = 15."),
-        ("So 9 / 2 = 4.5.", "4.5\nSo 9 / 2 = 4.5."),
-        ("She has none.", "She has none."),
+        ("12 + 7 = 19 pens.\n19 - 4 = 15.", "19 15"),
+        ("So 9 / 2 = 4.5.", "4.5"),
+        ("She has none.", ""),
         ("", ""),
     ],
 )
-def test_the_decoder_writes_the_results_first_and_the_explanation_is_the_rest(chain: str, written: str) -> None:
-    assert with_results(chain) == written
-    assert without_results(written) == chain
-
-
-def test_a_first_line_that_is_no_line_of_results_is_kept() -> None:
-    assert without_results("12 + 7 = 19\n19 - 4 = 15") == "12 + 7 = 19\n19 - 4 = 15"
-    assert without_results("19 15") == ""
-    assert without_results("\n19") == "\n19"
+def test_the_results_of_a_chain_are_its_first_lesson(chain: str, results: str) -> None:
+    assert results_line(chain) == results
 
 
 def test_explaining_leaves_the_answer_and_what_it_is_decoded_from(method: CcotMethod) -> None:
@@ -207,9 +247,7 @@ def test_kept_tokens_are_read_as_those_that_were_just_generated(method: CcotMeth
     kept = method.kept_tokens(QUERIES)
     sequence, first_BD = encode_query(method.adapters, QUERIES, layer=2)
     tokens = method.generate(sequence, first_BD)
-    assert [each.told for each in kept] == [
-        told(method.theta, query, lower_KD) for query, lower_KD in zip(QUERIES, tokens.lower_BKD, strict=True)
-    ]
+    assert [each.told for each in kept] == [told_to_read(method.theta, lower_KD) for lower_KD in tokens.lower_BKD]
     hidden = sequence.hiding(hidden_columns(method.theta.encoder, QUERIES))
     with torch.no_grad():
         append_told(method.adapters, hidden, [each.told for each in kept])

@@ -1,9 +1,11 @@
 """Write out the reasoning chain that contemplation tokens hold.
 
-The decoder, an adapter like ψ, attends to the contemplation tokens, to the words that θ's own head reads from them, to
-the question's numbers in their order, and to what it has written itself, not to the query. So what it does with the
-numbers comes from the tokens: it cannot solve the problem anew, because it does not know what happens in it or what is
-asked.
+The decoder, an adapter like ψ, never attends to the query. It writes in two parts:
+
+1. the chain's results. It reads them from the contemplation tokens, and from the words that θ's own head reads there.
+   Nothing of the question is known to it, so it can compute no result that the tokens do not hold.
+2. the chain's lines. It is told these results and the question's numbers in their order as well: which of the numbers
+   lead to which result.
 
 Dimensions: B batch, N query, K contemplation tokens, T tokens that it is told, D width.
 """
@@ -14,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ccot_cli.data.arithmetic import numbers_in, read_number, results_in, write_number
+from ccot_cli.data.arithmetic import numbers_in, results_in, write_number
 from ccot_cli.data.prompts import Encoder
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.cache import CachedSequence
@@ -43,25 +45,9 @@ def hidden_columns(encoder: Encoder, queries: Sequence[list[int]]) -> Tensor:
     return hidden_BN
 
 
-def with_results(chain: str) -> str:
-    """Put the results of a chain before it, on a line of their own, as the decoder learns to write it.
-
-    The tokens hold results. So the decoder first writes what it reads, and then which operations lead there.
-    """
-    results = " ".join(map(write_number, results_in(chain)))
-    return f"{results}\n{chain}" if results else chain
-
-
-def without_results(text: str) -> str:
-    """Return what follows the line of results."""
-    first, _, rest = text.partition("\n")
-    return rest if first.split() and None not in map(read_number, first.split()) else text
-
-
-def numbers_told(encoder: Encoder, query: list[int]) -> list[int]:
-    """Return the ids of a question's numbers in their order, those that words give included."""
-    text = " ".join(map(write_number, numbers_in(encoder.question(query))))
-    return list(encoder.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+def results_line(chain: str) -> str:
+    """Return the results of a chain in their order, as the decoder learns to read them from the tokens."""
+    return " ".join(map(write_number, results_in(chain)))
 
 
 WORDS_TOLD = 1
@@ -69,19 +55,28 @@ WORDS_TOLD = 1
 
 
 @torch.no_grad()
-def told(theta: Theta, query: list[int], lower_KD: Tensor) -> list[int]:
-    """Return the ids that the decoder is told: words that the tokens say at index l, and the question's numbers.
+def told_to_read(theta: Theta, lower_KD: Tensor) -> list[int]:
+    """Return the ids that the decoder is told before it reads the results: the words that the tokens say at index l.
 
     φ imitates text tokens at index l, so θ's norm and head read there what the token stands for. The decoder could
     learn to read it from keys and values, but takes long.
 
     Args:
-        query: The question's ids.
-        lower_KD: States of its contemplation tokens at index l.
+        lower_KD: States of the contemplation tokens at index l.
     """
-    words_KW = theta.blocks.logits(lower_KD).topk(WORDS_TOLD, dim=-1).indices
-    between = theta.encoder.tokenizer("\n", add_special_tokens=False).input_ids
-    return [*words_KW.flatten().tolist(), *between, *numbers_told(theta.encoder, query)]
+    return list(theta.blocks.logits(lower_KD).topk(WORDS_TOLD, dim=-1).indices.flatten().tolist())
+
+
+def told_to_write(encoder: Encoder, words: list[int], results: str, query: list[int]) -> list[int]:
+    """Return the ids that the decoder is told before it writes the lines: words, results, and the question's numbers.
+
+    Args:
+        words: What `told_to_read` returns.
+        results: What the decoder has read.
+        query: The question's ids. Its numbers include those that words give.
+    """
+    numbers = " ".join(map(write_number, numbers_in(encoder.question(query))))
+    return [*words, *encoder.tokenizer(f"\n{results}\n{numbers}", add_special_tokens=False).input_ids]
 
 
 class KeptTokens(NamedTuple):
@@ -91,6 +86,7 @@ class KeptTokens(NamedTuple):
     """Keys and values at every layer, as `CachedSequence.kept` returns them, of the query's first token and of the
     contemplation tokens: 2 L, H, 1 + K, C."""
     told: list[int]
+    """What `told_to_read` or `told_to_write` returns."""
 
 
 def append_told(adapters: Adapters, hidden: CachedSequence, told: Sequence[list[int]]) -> None:
@@ -112,17 +108,31 @@ def append_told(adapters: Adapters, hidden: CachedSequence, told: Sequence[list[
 
 
 @torch.no_grad()
-def explain(adapters: Adapters, hidden: CachedSequence, told: Sequence[list[int]], *, max_tokens: int) -> list[str]:
-    """Write each row's chain.
+def explain(
+    adapters: Adapters,
+    hidden: CachedSequence,
+    queries: Sequence[list[int]],
+    words: Sequence[list[int]],
+    *,
+    max_tokens: int,
+) -> list[str]:
+    """Read each row's results, and write its chain.
 
     Args:
         adapters: θ with the decoder.
         hidden: Queries and contemplation tokens, the queries' columns hidden; extended.
-        told: What `told` returns for each row.
-        max_tokens: The cap.
+        queries: The questions' ids. Only their numbers are told, and only after the results are read.
+        words: What `told_to_read` returns for each row.
+        max_tokens: The cap of either part.
     """
-    append_told(adapters, hidden, told)
-    encoder = adapters.theta.encoder
-    start = [opening(encoder)] * len(hidden.mask_BS)
-    text = decode(adapters, hidden, start, max_tokens=max_tokens, adapter=DECODER)
-    return [without_results(encoder.decode(ids).strip()) for ids in text.ids]
+    encoder, num_columns = adapters.theta.encoder, hidden.mask_BS.shape[1]
+
+    def write(told: Sequence[list[int]]) -> list[str]:
+        append_told(adapters, hidden, told)
+        start = [opening(encoder)] * len(told)
+        text = decode(adapters, hidden, start, max_tokens=max_tokens, adapter=DECODER)
+        return [encoder.decode(ids).strip() for ids in text.ids]
+
+    results = write(words)
+    hidden.crop(num_columns)
+    return write([told_to_write(encoder, *each) for each in zip(words, results, queries, strict=True)])

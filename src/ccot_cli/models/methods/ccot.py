@@ -12,7 +12,7 @@ from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
-from ccot_cli.models.decoding.explanation import KeptTokens, explain, hidden_columns, told
+from ccot_cli.models.decoding.explanation import KeptTokens, explain, hidden_columns, told_to_read
 from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.decoding.thoughts import GoldStates, read_thoughts
@@ -73,18 +73,17 @@ class CcotMethod(AnswerMethod):
         if self.explains:
             # Hidden now, because the answer will be appended to the sequence.
             hidden = sequence.hiding(hidden_columns(self.theta.encoder, queries).to(self.theta.device))
-            known = self._told(queries, lower_BKD, counts)
-            write = partial(explain, self.adapters, hidden, known, max_tokens=self.decoding.max_chain_tokens)
+            words = self._words(lower_BKD, counts)
+            write = partial(explain, self.adapters, hidden, queries, words, max_tokens=self.decoding.max_chain_tokens)
         return Prepared(sequence, counts, is_capped, prefill, contemplation, draft_B, read, write)
 
-    def _told(self, queries: list[list[int]], lower_BKD: Tensor, counts: list[int]) -> list[list[int]]:
-        """Return what the decoder is told of each row."""
-        rows = zip(queries, lower_BKD, counts, strict=True)
-        return [told(self.theta, query, lower_KD[:count]) for query, lower_KD, count in rows]
+    def _words(self, lower_BKD: Tensor, counts: list[int]) -> list[list[int]]:
+        """Return what the decoder is told of each row before it reads the results."""
+        return [told_to_read(self.theta, lower_KD[:count]) for lower_KD, count in zip(lower_BKD, counts, strict=True)]
 
     @torch.no_grad()
     def kept_tokens(self, queries: list[list[int]]) -> list[KeptTokens]:
-        """Generate contemplation tokens, and return what a decoder learns from, for each query."""
+        """Generate contemplation tokens, and return what a decoder learns to read results from, for each query."""
         sequence, first_BD = encode_query(self.adapters, queries, layer=self.info.autoregressive_layer)
         num_query = sequence.mask_BS.shape[1]
         tokens = self.generate(sequence, first_BD)
@@ -94,8 +93,8 @@ class CcotMethod(AnswerMethod):
             [num_query - len(query), *range(num_query, num_query + count)]
             for query, count in zip(queries, counts, strict=True)
         ]
-        known = self._told(queries, tokens.lower_BKD, counts)
-        return [KeptTokens(both[:, row, :, each], known[row]) for row, each in enumerate(columns)]
+        words = self._words(tokens.lower_BKD, counts)
+        return [KeptTokens(both[:, row, :, each], words[row]) for row, each in enumerate(columns)]
 
     def generate(self, sequence: CachedSequence, first_BD: Tensor) -> Contemplation:
         """Generate the contemplation tokens until END.
