@@ -1,12 +1,18 @@
 """A decoder is trained for a finished method, which is left as it was."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from ccot_cli.config import DataConfig
 from ccot_cli.data.problems import LoadedProblems
 from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.decoding.explanation import results_line, told_to_write
+from ccot_cli.models.training.contexts import TokensContext
+from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import export, import_, train_decoder
@@ -125,3 +131,29 @@ def test_problems_are_those_of_precompute_but_for_what_is_given(trained: Run, mo
             train(trained, **changes)
     assert [each.limit for each in asked] == [recorded["limit"], 30]
     assert asked[1].seed == recorded["seed"]
+
+
+def test_each_problem_teaches_to_read_its_results_and_then_to_write_its_lines(
+    trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[tuple[Sequence[PsiExample], TokensContext]]()
+
+    def watched(
+        adapters: Adapters, examples: Sequence[PsiExample], context: TokensContext, *_: object, **__: object
+    ) -> NoReturn:
+        given.append((examples, context))
+        raise InterruptedError
+
+    monkeypatch.setattr(train_decoder, "PsiTraining", watched)
+    with pytest.raises(InterruptedError):
+        train(trained)
+    [(examples, context)] = given
+    encoder, told = context.adapters.theta.encoder, [each.told for each in context.kept]
+    assert len(examples) == len(told) == 2 * 20
+    for number in range(0, len(examples), 2):
+        to_read, to_write = examples[number : number + 2]
+        assert to_read.query == to_write.query == context.queries[number]
+        results = encoder.decode(to_read.answer).strip()
+        assert results == results_line(encoder.decode(to_write.answer)) != ""
+        assert told[number + 1] == told_to_write(encoder, told[number], results, to_read.query)
+        assert context.kept[number].states is context.kept[number + 1].states
