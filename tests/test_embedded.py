@@ -27,20 +27,21 @@ from ccot_cli.models.methods.method import Reply, Seconds
 from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.names import EMBEDDED
 from ccot_cli.overrides import override
-from ccot_cli.stages.ask import Asker
+from ccot_cli.stages.ask import Asker, AskResult
 from ccot_cli.stages.methods import Methods, find_methods
 from ccot_cli.workspace.workspace import Workspace
 
 QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 
 
+MISSED = "A farmer has 15 cows and twice as many sheep. How many sheep does he have?"
 TYPED = {
     QUESTION: "15",
     "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?": "6",
     "Sara has 3 boxes with 8 crayons each. How many crayons does she have?": "24",
     "There are 24 students in a class. 9 are boys. How many are girls?": "15",
     "30 cookies are shared equally among 5 kids. How many cookies does each kid get?": "6",
-    "A farmer has 15 cows and twice as many sheep. How many sheep does he have?": "30",
+    MISSED: "30",
 }
 """What a new user types, and the answers."""
 LEAST = [("1", "test", 40), ("1", "unseen", 24), ("0.3", "test", 18), ("0.3", "unseen", 12)]
@@ -75,12 +76,28 @@ def test_it_solves_problems_that_training_never_saw(methods: Methods, ratio: str
     assert sum(marks) >= least
 
 
-def test_it_answers_what_a_new_user_types() -> None:
-    answers = Asker(None, Settings(), None).ask_all(list(TYPED))
-    right = [result.answer == TYPED[question] for question, result in zip(TYPED, answers, strict=True)]
-    assert sum(right) >= len(TYPED) - 1
-    assert right[0]  # the README's
-    assert all(result.in_domain and result.confidence > 0 for result in answers)
+@pytest.fixture(scope="module")
+def typed() -> dict[str, AskResult]:
+    """What it replies to each question that a new user types."""
+    return dict(zip(TYPED, Asker(None, Settings(), None).ask_all(list(TYPED)), strict=True))
+
+
+@pytest.mark.parametrize("question", [question for question in TYPED if question != MISSED])
+def test_it_answers_what_a_new_user_types(typed: dict[str, AskResult], question: str) -> None:
+    assert typed[question].answer == TYPED[question]
+
+
+@pytest.mark.xfail(strict=True, reason="the adapters at r = 0.3 add the cows (docs/results.md)")
+def test_it_answers_the_question_that_it_misses(typed: dict[str, AskResult]) -> None:
+    assert typed[MISSED].answer == TYPED[MISSED]
+
+
+def test_the_written_chain_answers_that_question() -> None:
+    assert Asker(None, Settings(), Decimal(1)).ask(MISSED).answer == TYPED[MISSED]
+
+
+def test_what_a_new_user_types_is_in_its_domain(typed: dict[str, AskResult]) -> None:
+    assert all(result.in_domain and result.confidence > 0 for result in typed.values())
 
 
 def test_only_what_needs_training_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ class TrainDecoderResult:
     train_loss: float
     """Mean loss of the last epoch."""
     num_problems: int
-    """Training problems."""
+    """Training problems; lessons that are longer than the model's positions count too, though it did not learn them."""
     num_validation: int
     explanations: dict[str, Any]
     """The fields of `Explanations`, measured on the validation problems."""
@@ -147,7 +147,10 @@ def _lessons(
     theta, encoder = method.theta, method.theta.encoder
     encoded = encoder.problems(problems)
     results = [results_line(each.chain) for each in problems]
-    lines = encoder.problems([replace(each, chain=line) for each, line in zip(problems, results, strict=True)])
+    # As if they were the chains, because the decoder opens both in the same way.
+    encoded_results = encoder.problems(
+        [replace(each, chain=line) for each, line in zip(problems, results, strict=True)]
+    )
     lengths = [len(each.query) for each in encoded]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
     found: dict[int, KeptTokens] = {}
@@ -164,10 +167,10 @@ def _lessons(
                 advance(len(part))
     end, most = encoder.tokenizer.eos_token_id, theta.blocks.num_positions
     lessons = list[tuple[PsiExample, KeptTokens]]()
-    for number, each in enumerate(encoded):
+    for number, (each, result) in enumerate(zip(encoded, encoded_results, strict=True)):
         to_read = found[number]
-        told = told_to_write(encoder, to_read.told, results[number], each.query)
-        for text, kept in ((lines[number].chain, to_read), (each.chain, to_read._replace(told=told))):
+        to_write = to_read._replace(told=told_to_write(encoder, to_read.told, results[number], each.query))
+        for text, kept in ((result.chain, to_read), (each.chain, to_write)):
             example = PsiExample(each.query, opening(encoder), [*text, end], kept.states.shape[2] - 1)
             if most is None or example.length + len(kept.told) <= most:
                 lessons.append((example, kept))

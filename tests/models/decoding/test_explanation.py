@@ -26,7 +26,7 @@ from ccot_cli.models.decoding.explanation import (
     told_to_read,
     told_to_write,
 )
-from ccot_cli.models.decoding.psi import Text
+from ccot_cli.models.decoding.psi import Text, decode
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import MethodInfo
@@ -192,6 +192,18 @@ def test_the_results_that_were_read_are_told_before_the_lines(
         told_to_write(encoder, [word], results, queries[0])
         for word, results in zip((5, 6, 7), ("19 15", "4", ""), strict=True)
     ]
+
+
+def test_the_lines_are_written_as_if_nothing_had_been_before(method: CcotMethod, told: list[list[list[int]]]) -> None:
+    encoder = method.theta.encoder
+    hidden = sequence_of(method).hiding(hidden_columns(encoder, QUERIES))
+    queries = [encoder.query("12, 7 and 4?")] * 3
+    lines = explanation.explain(method.adapters, hidden.copy(), queries, [[5], [6], [7]], max_tokens=12)
+    with torch.no_grad():
+        append_told(method.adapters, hidden, told[1])
+        again = decode(method.adapters, hidden, [opening(encoder)] * 3, max_tokens=12, adapter=DECODER)
+    assert lines == [encoder.decode(ids).strip() for ids in again.ids]
+    assert len({*lines}) > 1
 
 
 def test_an_explanation_with_another_question_s_tokens_is_told_what_these_say(

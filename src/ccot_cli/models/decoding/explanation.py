@@ -3,7 +3,8 @@
 The decoder, an adapter like ψ, never attends to the query. It writes in two parts:
 
 1. the chain's results. It reads them from the contemplation tokens, and from the words that θ's own head reads there.
-   Nothing of the question is known to it, so it can compute no result that the tokens do not hold.
+   Of the question it knows the length alone, because tokens keep their positions. So it can compute no result that the
+   tokens do not hold.
 2. the chain's lines. It is told these results and the question's numbers in their order as well: which of the numbers
    lead to which result.
 
