@@ -19,6 +19,7 @@ from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.explanation import (
     WORDS_TOLD,
+    KeptTokens,
     append_told,
     hidden_columns,
     opening,
@@ -270,16 +271,22 @@ def test_kept_tokens_are_read_as_those_that_were_just_generated(method: CcotMeth
 
 
 def overfit(method: CcotMethod, num_epochs: int) -> tuple[list[float], PsiTraining]:
-    """Let the decoder learn three chains."""
+    """Let the decoder learn to read the results of three problems, and to write the beginnings of their chains."""
     encoder = method.theta.encoder
-    problems = encoder.problems(PROBLEMS[:3])
-    queries = [each.query for each in problems]
-    examples = [
-        PsiExample(each.query, opening(encoder), [*each.chain[:8], encoder.tokenizer.eos_token_id], 3)
-        for each in problems
-    ]
-    context = TokensContext(method.adapters, queries, method.kept_tokens(queries))
-    config = TrainPsiConfig(epochs=num_epochs, batch_size=3, learning_rate=2e-2)
+    encoded = encoder.problems(PROBLEMS[:3])
+    results = [results_line(problem.chain) for problem in PROBLEMS[:3]]
+    kept = method.kept_tokens([each.query for each in encoded])
+    lessons = list[tuple[list[int], list[int], KeptTokens]]()
+    for each, result, to_read in zip(encoded, results, kept, strict=True):
+        to_write = to_read._replace(told=told_to_write(encoder, to_read.told, result, each.query))
+        read = encoder.tokenizer(result, add_special_tokens=False).input_ids
+        lessons += [(each.query, read, to_read), (each.query, each.chain[:8], to_write)]
+    end = encoder.tokenizer.eos_token_id
+    examples = [PsiExample(query, opening(encoder), [*text, end], 3) for query, text, _ in lessons]
+    context = TokensContext(
+        method.adapters, [query for query, _, _ in lessons], [each_kept for _, _, each_kept in lessons]
+    )
+    config = TrainPsiConfig(epochs=num_epochs, batch_size=6, learning_rate=2e-2)
     training = PsiTraining(method.adapters, examples, context, config, adapter=DECODER)
     return list(training.steps()), training
 
