@@ -13,6 +13,7 @@ command resumes. Results go to src/ccot_cli/embedded/, the workspace with its lo
 import json
 import random
 import shutil
+from dataclasses import asdict
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -201,7 +202,7 @@ def measure(test_people: Path | None) -> dict[str, Any]:
         sets["people"] = {"eval.limit": None, "data.test_source": str(test_people)}
     progress = TerminalProgress()
     return {
-        name: evaluate.run(None, override(Settings(), changes), progress=progress).to_json()
+        name: asdict(evaluate.run(None, override(Settings(), changes), progress=progress))
         for name, changes in sets.items()
     }
 

@@ -75,6 +75,7 @@ def commit_folder(folder: Path) -> Iterator[Path]:
                     set_usual_mode(path)
                 flush_to_disk(path)
         part.chmod(0o777 & ~_umask())
+        flush_to_disk(part)
         part.replace(folder)
         flush_to_disk(folder.parent)
     finally:

@@ -17,6 +17,8 @@ PRESETS = (EMBEDDED, SMOLLM2, "gsm8k-llama2-7b")
 """Settings to start from: those of the model in the package, and the paper's."""
 
 SETTINGS_FILE = "ccot.yaml"
+METRICS_FILE, PREDICTIONS_FILE = "metrics.json", "predictions.jsonl"
+"""Of a kept evaluation."""
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"
 SERVER_VARIABLE = "CCOT_SERVER"
 DEFAULT_PORT = 8000

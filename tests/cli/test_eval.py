@@ -124,6 +124,28 @@ def test_kept_evaluations_are_compared(trained: Path, capsys: Output) -> None:
     assert f"one of {first}, {second}" in err
 
 
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        (["--compare", "a", "b"], ["--plot", "x.svg"]),
+        (["--compare", "a", "b"], ["--harness", "ccot_gsm8k"]),
+        (["--compare", "a", "b"], ["--method", "ccot"]),
+        (["--compare", "a", "b"], ["--ratio", "0.1"]),
+        (["--compare", "a", "b"], ["--limit", "3"]),
+        (["--harness", "ccot_gsm8k"], ["--plot", "x.svg"]),
+        (["--harness", "ccot_gsm8k"], ["--controls"]),
+        (["--harness", "ccot_gsm8k"], ["--thoughts"]),
+        (["--harness", "ccot_gsm8k"], ["--min-confidence", "0"]),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    trained: Path, capsys: Output, mode: list[str], options: list[str]
+) -> None:
+    out, err = output(capsys, "eval", *mode, *options, code=2)
+    assert out == ""
+    assert err.startswith(f"error: {options[0].replace('--method', '--methods')} has no effect with {mode[0]}\n")
+
+
 def test_thoughts_are_measured_for_ccot_alone_and_printed_on_request(trained: Path, capsys: Output) -> None:
     caption = "Verified answers"
     out, _ = output(capsys, "eval", "--ratio", "0", "--ratio", "0.1", "--controls", "--thoughts")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import save_tiny
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from ccot_cli import load
@@ -154,6 +155,13 @@ def test_what_was_not_trained_or_is_damaged_is_not_exported(trained: Path, capsy
     output(capsys, "export", "methods.zip", "--method", "direct")
 
 
+def test_commands_to_copy_are_quoted(trained: Path, capsys: Output) -> None:
+    _, err = output(capsys, "export", "my methods.zip")
+    assert err == "next:  ccot import 'my methods.zip' -w new-run --model DIR\n"
+    _, err = output(capsys, "import", "my methods.zip", "-w", "new run", code=2)
+    assert err.endswith("fix:   ccot import 'my methods.zip' -w 'new run' --model DIR\n")
+
+
 def test_an_existing_file_is_replaced_only_by_force(trained: Path, capsys: Output) -> None:
     Path("methods.zip").write_text("mine")
     _, err = output(capsys, "export", "methods.zip", code=2)
@@ -181,6 +189,18 @@ def test_a_model_that_was_a_folder_has_to_be_given_and_be_the_same(
     _, err = output(capsys, "import", "methods.zip", "-w", "new", "--model", str(tmp_path / "other"), code=4)
     assert "is not the model that the methods were trained on, model" in err
     assert not [path for path in Path().iterdir() if path.name.startswith("new")]
+
+
+def test_every_byte_of_the_given_model_s_weights_counts(
+    trained: Path, model_folder: Path, tmp_path: Path, capsys: Output
+) -> None:
+    output(capsys, "export", "methods.zip")
+    other = shutil.copytree(model_folder, tmp_path / "other") / "model.safetensors"
+    tensors = load_file(other)
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 1] += 1  # The fingerprint reads samples, without this one.
+    save_file(tensors, other, metadata={"format": "pt"})
+    _, err = output(capsys, "import", "methods.zip", "-w", "new", "--model", str(other.parent), code=4)
+    assert "is not the model that the methods were trained on, model" in err
 
 
 def test_a_model_that_has_a_name_everywhere_is_found_by_it(folder: Path, capsys: Output) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from ccot_cli.cli.plots import WIDTH, check_plot, draw_frontier, draw_sweep, frontier
 from ccot_cli.errors import UsageError
+from ccot_cli.stages.statistics import wilson
 from cli.results import RESULT, row
 
 
@@ -51,6 +52,13 @@ def test_a_picture_is_drawn(tmp_path: Path, name: str) -> None:
     check_plot(path)
     draw_frontier(RESULT, path)
     assert path.stat().st_size > 5000
+
+
+def test_accuracies_of_0_and_1_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    shares = [wilson(num_correct, n) for n in range(1, 30) for num_correct in (0, n)]
+    rows = [row("ccot", 0.1, each.accuracy, 0.01) | {"low": each.low, "high": each.high} for each in shares]
+    draw_frontier({**RESULT, "rows": rows}, tmp_path / "f.svg")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -131,6 +132,18 @@ def test_an_archive_is_pushed_as_its_files_and_public_if_that_is_asked(hub: Hub,
     assert {"README.md", "archive.json", "ccot.yaml"} < hub.files.keys()
     _, err = output(capsys, "push", "methods.zip", REPOSITORY, "--method", "direct", code=2)
     assert "methods are chosen from a workspace" in err
+
+
+def test_an_imported_workspace_is_pushed_as_any_other(
+    hub: Hub, trained: Path, model_folder: Path, capsys: Output
+) -> None:
+    output(capsys, "export", "methods.zip")
+    output(capsys, "import", "methods.zip", "-w", "new", "--model", str(model_folder))
+    output(capsys, "train-baseline", "direct", "-w", str(trained), "--seed", "5")
+    shutil.copytree("train-baseline/direct", "new/train-baseline/direct", dirs_exist_ok=True)
+    out, _ = output(capsys, "push", "new", REPOSITORY, "--method", "direct", "--format", "json")
+    assert json.loads(out)["methods"] == ["train-baseline/direct"]
+    assert hub.files["train-baseline/direct/log.jsonl"] == Path("train-baseline/direct/log.jsonl").read_bytes()
 
 
 def test_without_a_token_nothing_is_sent(

@@ -401,6 +401,11 @@ class TestAsk:
         _, err = output(capsys, "ask", "--server", "http://127.0.0.1:1", "x", *option, code=2)
         assert "the server chooses" in err
 
+    @pytest.mark.parametrize("option", ["--show-thoughts", "--explain"])
+    def test_what_no_server_shows_cannot_be_asked_for(self, capsys: Output, option: str) -> None:
+        _, err = output(capsys, "ask", "--server", "http://127.0.0.1:1", "x", option, code=2)
+        assert err == f"error: a server gives no more than the answer\nfix:   leave out {option}, or --server ''\n"
+
 
 class TestCommand:
     def test_it_tells_its_address_and_stops_as_every_command_does(self, trained: Path, capsys: Output) -> None:

@@ -85,6 +85,7 @@ def test_the_last_number_is_read_if_there_is_no_marker(text: str, number: str | 
         ("-$5", "-5"),
         ("+5", "5"),
         (".5", "0.5"),
+        ("\u22125", "-5"),
         ("007", "7"),
         ("-0", "0"),
         ("Blue  Whale\n", "blue whale"),
@@ -108,6 +109,10 @@ def test_answers_that_mean_the_same_are_correct(prediction: str, reference: str)
         ("0.30000000000000004", "0.3"),
         ("12345678901234567890123456789012345678901", "12345678901234567890123456789012345678902"),
         ("1e1", "10"),
+        ("1e1", "1"),
+        ("1e-1", "1"),
+        ("5x2", "5"),
+        ("18:30", "18"),
         ("٤٢", "42"),
         ("nan", "0"),
         ("-", "0"),
@@ -122,7 +127,13 @@ def test_other_answers_are_wrong(prediction: str, reference: str) -> None:
     assert not is_correct(reference, prediction)
 
 
-@pytest.mark.parametrize("prediction", ["42 pens", "42. It is", "$42.00 in all", " 42\n43", "42 43"])
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        *("42 pens", "42. It is", "$42.00 in all", " 42\n43", "42 43", "$ 42 dollars", "+42 dollars", "+$42%"),
+        *("42%", "42cm", "42\u20ac", "42\u00b0C", "42;", "42!", "42?", "42)"),
+    ],
+)
 def test_words_after_a_number_do_not_count_if_a_number_is_wanted(prediction: str) -> None:
     assert is_correct(prediction, "42")
     assert not is_correct("42", prediction)

@@ -4,7 +4,16 @@ from fractions import Fraction
 
 import pytest
 
-from ccot_cli.data.arithmetic import Equation, check, equations_in, numbers_in, read_number, recompute
+from ccot_cli.data.arithmetic import (
+    Equation,
+    check,
+    equations_in,
+    numbers_in,
+    read_number,
+    recompute,
+    results_in,
+    write_number,
+)
 
 TWICE = "Mia has 12 pens. Mia buys 7 more pens. Ben has twice as many pens as Mia. How many pens does Ben have?"
 
@@ -21,6 +30,9 @@ def results(*numbers: int | None) -> list[Fraction | None]:
         ("It is -5 degrees; 7-4 is three.", ["-5", "7", "4", "3"]),
         ("Someone often has no stone.", []),
         ("9" * 31 + " pens and 3", ["3"]),
+        ("A fourth of 20, or two fourths?", ["4", "20", "2", "4"]),
+        ("$.50 and .5 and 2.5, but the end.5 more", [".5", ".5", "2.5", "5"]),
+        ("-$5, \u22125, -.5 and \u2212$1,200; 7\u22124", ["-5", "-5", "-.5", "-1200", "7", "4"]),
     ],
 )
 def test_a_question_tells_numbers_in_digits_and_in_words(question: str, expected: list[str]) -> None:
@@ -29,6 +41,7 @@ def test_a_question_tells_numbers_in_digits_and_in_words(question: str, expected
 
 def test_a_text_is_a_number_only_as_a_whole() -> None:
     assert (read_number(" 19"), read_number("3.5\n"), read_number("1,200")) == (19, Fraction(7, 2), 1200)
+    assert (read_number(".5"), read_number("-$5"), read_number("\u22125")) == (Fraction(1, 2), -5, -5)
     assert [read_number(text) for text in (" pens", "19.", "=19", "", "two", "1 2", "1" * 31)] == [None] * 7
 
 
@@ -71,6 +84,43 @@ def test_the_answer_must_be_the_last_result_that_follows() -> None:
     assert check("7 shared by two", [Fraction(7, 2)], "3.50").is_answer_verified
 
 
+def test_a_fourth_is_a_known_number() -> None:
+    found = check("What is a fourth of 20?", results(5), "5")
+    assert found.equations == ["20 / 4 = 5"]
+    assert found.is_answer_verified
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        ("12345.67", "12345.67"),
+        ("1234567.5", "1234567.5"),
+        ("-1/1024", "-0.0009765625"),
+        ("200/3", "66.666667"),
+        ("-30000001/3000000", "-10"),
+        ("1" + "0" * 80, "1" + "0" * 80),
+    ],
+)
+def test_a_number_is_written_exactly_if_a_decimal_can_be(number: str, text: str) -> None:
+    assert write_number(Fraction(number)) == text
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        ("5*.1=.5, then 3*.25 = $.75", [".5", ".75"]),
+        ("5-10=-$5 and 5-10=\u22125", ["-5", "-5"]),
+        ("x = 3 * 4 = 12", ["12"]),
+        ("x = 1,234.5 x $2 = 3 + (4) = 7", ["7"]),
+        ("x = 34*2, y = 12/.5, z = 8 \u00d7 2", []),
+        ("2 + 3 = 5. - 4 are left", ["5"]),
+        ("2 + 3 = 5\n- 4 are left", ["5"]),
+    ],
+)
+def test_a_result_is_a_number_after_an_equals_sign_that_no_operator_follows(chain: str, expected: list[str]) -> None:
+    assert results_in(chain) == [Fraction(each) for each in expected]
+
+
 CHAIN = "Adding 12 and 7 gives 12 + 7 = 19.\nThat is <<19*2=38>>38, and 38 - 8 = 30."
 
 
@@ -81,6 +131,14 @@ def test_the_steps_of_a_chain_are_its_equations() -> None:
         Equation(Fraction(38), "-", Fraction(8), Fraction(30)),
     ]
     assert equations_in("9" * 31 + " + 1 = 2") == []
+
+
+def test_a_step_may_be_about_money() -> None:
+    assert equations_in("$5*3=$15") == [Equation(Fraction(5), "*", Fraction(3), Fraction(15))]
+
+
+def test_a_false_equation_is_no_step() -> None:
+    assert equations_in("10+20+30=60 and 80/100 * 10 = 8 and 5 / 0 = 5") == []
 
 
 def test_another_result_of_one_step_changes_those_that_read_it() -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from ccot_cli.data.batches import bucketed, plan_batches
+from ccot_cli.data.batches import bucketed, group_alike, plan_batches
 
 
 def test_batches_hold_what_fits_and_every_problem_once() -> None:
@@ -18,3 +18,9 @@ def test_buckets_hold_every_item_once_and_little_padding() -> None:
     assert sorted(number for batch in batches for number in batch) == list(range(512))
     spreads = [max(lengths[n] for n in batch) - min(lengths[n] for n in batch) for batch in batches]
     assert max(spreads) < 20
+
+
+def test_items_that_are_alike_are_together_and_none_is_alone() -> None:
+    words = ["a", "bb", "cc", "dd", "ee", "ff", "ggg", "hhh"]
+    assert list(group_alike(words, len, batch_size=4)) == [["bb", "cc", "dd", "ee"], ["ggg", "hhh"]]
+    assert list(group_alike(words[::-1], len, batch_size=2)) == [["ff", "ee"], ["dd", "cc"], ["hhh", "ggg"]]

@@ -27,6 +27,14 @@ def test_digits_number_words_and_shares_are_numbers(text: str, count: int) -> No
         ("2.5 kilos, 1,200 grams at 9:30", ["2.5", "1,200", "9:30"]),
         ("20% or 5 percent of 1000", ["20%", "5 percent", "1000"]),
         ("She ate 3/8 of it.", ["3/8"]),
+        (
+            "Fifty of ninety-nine, a hundred, 2 million and twenty-one",
+            ["Fifty", "ninety", "hundred", "million", "twenty-one"],
+        ),
+        ("5k people, 1 200 cars, 12 1/2 and ¼", ["5k", "1 200", "12 1/2", "¼"]),
+        ("She owes -$5, then \u22125 and $.50.", ["-$5", "\u22125", ".50"]),
+        ("Two fifths of 30, a tenth of 20", ["Two fifths", "a tenth of"]),
+        ("x - 3 = 9, 10 \u2212 5, twenty, fifty-fifty, three fourths, fifth graders", []),
     ],
 )
 def test_numbers_that_no_problem_has_are_found(text: str, beyond: list[str]) -> None:

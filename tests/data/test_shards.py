@@ -1,5 +1,6 @@
 """Records on disk: what was added comes back, while memory is used again."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ccot_cli.data import shards
-from ccot_cli.data.shards import Record, ShardWriter, read_records, shard_paths
+from ccot_cli.data.shards import Record, ShardWriter, missing_shards, read_records, shard_paths
+from ccot_cli.errors import CorruptError
 
 ROW_BYTES = 3 * 8 * 2
 
@@ -59,3 +61,20 @@ def test_a_shard_holds_no_more_than_was_allowed_but_for_a_larger_record(tmp_path
         with shards.safe_open(path, framework="pt") as shard:
             sizes.append(len(shard.get_tensor("positions")))
     assert sizes == [7, 2, 20, 8, 7, 5]
+
+
+@pytest.mark.parametrize("name", ["shard-00000 (copy)", "shard-0", "shard-old", "my-shard-00000"])
+def test_a_foreign_file_is_no_shard(tmp_path: Path, name: str) -> None:
+    written = _written(tmp_path, [4, 3], max_rows=8)
+    shutil.copy(tmp_path / "shard-00000.safetensors", tmp_path / f"{name}.safetensors")
+    assert [record.number for record in read_records(tmp_path)] == [record.number for record in written]
+    assert missing_shards(tmp_path, [[0, 1]], num_indices=3) == []
+    assert (tmp_path / f"{name}.safetensors").exists()
+
+
+def test_a_problem_that_comes_twice_is_damage(tmp_path: Path) -> None:
+    _written(tmp_path, [4, 3], max_rows=8)
+    shutil.copy(tmp_path / "shard-00000.safetensors", tmp_path / "shard-00001.safetensors")
+    for wanted in (None, {1}):
+        with pytest.raises(CorruptError, match=r"shard-00001\.safetensors holds problem [01] a second time"):
+            list(read_records(tmp_path, wanted=wanted))

@@ -205,12 +205,32 @@ def test_a_link_in_an_unpacked_archive_is_not_followed_out_of_it(name: str, unpa
     assert "has no plain file" in is_refused(unpacked, tmp_path / "new")
 
 
-def test_settings_that_make_no_sense_are_the_archives_fault(archive: Path, tmp_path: Path) -> None:
-    def change(entries: Entries) -> Entries:
-        text = b"data: {limt: 3}\n"
-        replaced = [(entry, text if entry.filename == "ccot.yaml" else content) for entry, content in entries]
-        return with_index(replaced, lambda index: index["files"].update({"ccot.yaml": record(text)}))
+def with_file(name: str, edit: Callable[[bytes], bytes]) -> Callable[[Entries], Entries]:
+    """Change a file, and what the index says of it."""
 
+    def change(entries: Entries) -> Entries:
+        changed = [(entry, edit(content) if entry.filename == name else content) for entry, content in entries]
+        text = next(content for entry, content in changed if entry.filename == name)
+        return with_index(changed, lambda index: index["files"].update({name: record(text)}))
+
+    return change
+
+
+def test_settings_that_make_no_sense_are_the_archives_fault(archive: Path, tmp_path: Path) -> None:
+    change = with_file("ccot.yaml", lambda _: b"data: {limt: 3}\n")
     assert "no setting is called data.limt" in is_refused(
         rewrite(archive, tmp_path / "x.zip", change), tmp_path / "new"
     )
+
+
+def test_a_model_that_another_version_describes_is_refused(archive: Path, model_folder: Path, tmp_path: Path) -> None:
+    def edit(content: bytes) -> bytes:
+        values = json.loads(content)
+        del values[SEAL]
+        values["config"]["model"]["of_another"] = 1
+        return sealed(values)
+
+    source = rewrite(archive, tmp_path / "x.zip", with_file("precompute/manifest.json", edit))
+    with pytest.raises(CorruptError, match=r"records what .* does not know"):
+        import_.run(str(source), tmp_path / "new", model=str(model_folder))
+    assert not (tmp_path / "new").exists()

@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import pytest
+import torch
 
 from ccot_cli import load
 from ccot_cli.errors import UsageError
+from ccot_cli.models.decoding.end import End
+from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import Reply, Seconds
 from ccot_cli.stages.ask import Asker
-from stages.runs import MakeRun
+from ccot_cli.tensors.probes import Logistic
+from stages.runs import RATIO, MakeRun
 
 
 @pytest.mark.parametrize("question", ["", "  \n ", "pens " * 2000])
@@ -36,6 +40,24 @@ def test_from_python_a_workspace_answers_as_it_does_from_the_command_line(make_r
 
 
 QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
+
+
+def test_tokens_are_swapped_as_far_as_the_answer_had_some_even_if_end_would_differ_now(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    asker = Asker(run.workspace, run.settings, RATIO, shows_thoughts=True, swap_with="How many pens are 3 pens?")
+    assert isinstance(asker.method, CcotMethod)
+    never = Logistic(torch.zeros(asker.theta.model.config.hidden_size), torch.tensor(-1.0))
+    asker.method = replace(asker.method, end=End(never, never))
+    [reply], _ = asker.method.reply([QUESTION])
+    assert reply.thoughts is not None
+    assert len(reply.thoughts) > 1
+    shorter = replace(reply, num_contemplation=1, thoughts=reply.thoughts[:1])
+    [thought] = asker._check_thoughts(QUESTION, shorter).thoughts
+    assert isinstance(thought.swapped, str)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,16 @@ Marks = dict[str, str]
 """By method, `+` or `-` for each of the questions 0, 1, 2, ..."""
 
 
-def write(folder: Path, marks: Marks, *, first: int = 0) -> str:
+def write(folder: Path, marks: Marks, *, first: int = 0, question: str = "q") -> str:
     folder.mkdir(parents=True)
     rows = [
-        {"method": name, "ratio": 0.1, "question": f"q{first + number}", "is_correct": mark == "+"}
+        {"method": name, "ratio": 0.1, "question": f"{question}{first + number}", "is_correct": mark == "+"}
         for name, each in marks.items()
         for number, mark in enumerate(each)
     ]
-    (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "predictions.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "manifest.json").touch()
     return str(folder)
 
 
@@ -46,6 +48,22 @@ def test_two_single_methods_are_compared_whatever_they_are(workspace: Workspace)
     write(workspace.root / "eval" / "b", {"direct": "+-"})
     [found] = compare(workspace, ("a", "b"))
     assert (found.method, found.wins, found.losses) == ("ccot", 1, 0)
+
+
+def test_a_question_may_hold_whatever_else_ends_a_line(workspace: Workspace) -> None:
+    write(workspace.root / "eval" / "a", {"ccot": "++"}, question="Mia\u2028has\u2029\x85pens\x1c")
+    [found] = compare(workspace, ("a", "a"))
+    assert found.n == 2
+
+
+@pytest.mark.parametrize("run", ["..", ".", "", "a/", "eval/a", "unfinished"])
+def test_a_name_that_is_no_evaluation_s_is_refused(workspace: Workspace, run: str) -> None:
+    write(workspace.root / "eval" / "a", {"ccot": "+"})
+    write(workspace.root / "eval" / "unfinished", {"ccot": "+"})
+    (workspace.root / "eval" / "unfinished" / "manifest.json").unlink()
+    with pytest.raises(MissingError, match="there is no evaluation") as refused:
+        compare(workspace, (run, "a"))
+    assert refused.value.fix == "one of a"
 
 
 def test_what_cannot_be_compared_is_refused(workspace: Workspace, tmp_path: Path) -> None:

@@ -257,3 +257,26 @@ def test_a_method_that_is_damaged_is_missed_aloud(make_run: MakeRun) -> None:
         evaluate.run(run.workspace, run.settings, names=["pause"], progress=Progress())
     with pytest.raises(CorruptError, match=r"train-psi/r0\.10"):
         Asker(run.workspace, run.settings, RATIO)
+
+
+def test_questions_whose_prompts_are_too_long_are_left_out(make_run: MakeRun, tmp_path: Path) -> None:
+    changes = {"data.test_source": str(tmp_path / "test.jsonl"), "data.source": str(tmp_path / "train.jsonl")}
+    run = make_run(family="gpt2", **changes, **{"eval.shots": 1})
+
+    def write(name: str, *counts: int) -> None:
+        questions = [f"{number} pens? " * count for number, count in enumerate(counts)]
+        lines = [json.dumps({"question": question, "answer": "3 + 4 = 7\n#### 7"}) for question in questions]
+        (tmp_path / name).write_text("\n".join(lines))
+
+    write("train.jsonl", *[20] * 8)
+    write("test.jsonl", 3, 70, 2)
+    evaluated = partial(evaluate.run, run.workspace, run.settings, saves=False)
+    told = Told()
+    result = evaluated(names=("cot", "zero-shot", "few-shot"), progress=told)
+    assert [(row.method, row.n) for row in result.rows] == [("cot", 2), ("zero-shot", 2), ("few-shot", 2)]
+    assert "1 questions have more than 256 tokens: left out" in told.said
+    assert [row.n for row in evaluated(names=("cot",), progress=told).rows] == [3]
+    write("train.jsonl", *[90] * 8)
+    with pytest.raises(UsageError, match="no question is short enough") as caught:
+        evaluated(names=("cot", "few-shot"), progress=told)
+    assert "eval.shots" in caught.value.fix

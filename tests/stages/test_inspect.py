@@ -86,6 +86,21 @@ def test_states_are_those_of_a_plain_generation(make_theta: MakeTheta, monkeypat
     assert len(set(counts)) > 1, "END must stop rows at different lengths"
 
 
+def test_states_are_those_of_the_tokens_that_the_answer_is_decoded_from(make_theta: MakeTheta) -> None:
+    theta = make_theta("gpt2")
+    width = theta.model.config.hidden_size
+    never = Logistic(torch.zeros(width), torch.tensor(-1.0))
+    draft = Draft(Probe(torch.zeros(width + 1, 1), torch.tensor([5])), 0.0)
+    decoding = DecodingConfig(cap_tokens=300, max_answer_tokens=20)
+    method = CcotMethod(shaken(theta, PHI, PSI), MethodInfo("ccot", "0.1", 2), decoding, End(never, never), draft)
+    # The model has 512 positions: too few for this question, all tokens that the cap allows, and the answer.
+    number = next(n for n in range(600) if len(theta.encoder.query("pens " * n)) == 480)
+    question = "pens " * number
+    [reply], _ = method.reply([question])
+    [states_IKD] = inspect._states(method, [Problem("0", question, "", "")], "", Progress())
+    assert states_IKD.shape[1] == reply.num_contemplation < 30
+
+
 def test_places_are_fifths_of_each_line(make_theta: MakeTheta) -> None:
     theta = make_theta("llama")
     (encoded,) = theta.encoder.problems([Problem("0", "What?", "3 + 4 = 7\n7 + 1 = 8", "8")])

@@ -19,7 +19,6 @@ from ccot_cli.stages.patching import (
     Case,
     Solved,
     answers,
-    batches,
     count_moves,
     predict,
     replace_each,
@@ -52,13 +51,6 @@ def test_a_prediction_computes_the_chain_again_with_the_donor_s_result() -> None
     assert predict(first, donor=solved(problem("same", 10, 9, 3), 19), place=0) is None
 
 
-def test_problems_of_one_kind_are_paired() -> None:
-    many = [solved(problem(str(number), 12, 7, 2), 19, 38) for number in range(33)]
-    other = solved(problem("other", 12, 7, 2), 19)
-    assert [len(batch) for batch in batches([other, *many])] == [32]
-    assert [len(batch) for batch in batches([other, *many, many[0], other])] == [2, 32, 2]
-
-
 def never_ending(make_theta: MakeTheta) -> CcotMethod:
     theta = make_theta("llama")
     width = theta.model.config.hidden_size
@@ -81,7 +73,8 @@ def test_swaps_with_itself_change_nothing_and_those_with_another_question_are_it
     method = never_ending(make_theta)
     one, other = (problem(name, *numbers).question for name, numbers in (("a", (12, 7, 2)), ("b", (3, 8, 5))))
     [reply], _ = method.reply([one])
-    assert swapped_answers(method, one, one) == [reply.answer] * reply.num_contemplation
+    count = reply.num_contemplation
+    assert swapped_answers(method, one, one, count=count) == [reply.answer] * count
     queries = [[method.theta.encoder.query(question)] for question in (one, other)]
     own, donor = (
         contemplate(
@@ -89,12 +82,12 @@ def test_swaps_with_itself_change_nothing_and_those_with_another_question_are_it
         )
         for ids in queries
     )
-    assert int(own.num_tokens_B) == int(donor.num_tokens_B) == reply.num_contemplation
+    assert int(own.num_tokens_B) == int(donor.num_tokens_B) == count
     states_BIKD = token_states(method.adapters, queries[1], donor)
     expected = [
         answers(method, patch(method.adapters, queries[0], own, states_BIKD, place, layer=2))[0] for place in range(20)
     ]
-    assert swapped_answers(method, one, other) == expected
+    assert swapped_answers(method, one, other, count=count) == expected
     assert len({*expected}) > 1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from workspace.making import edit_manifest
 
 from ccot_cli import files
 from ccot_cli.data.prompts import EncodedProblem
@@ -26,6 +27,17 @@ def test_a_ready_stage_does_nothing(make_run: MakeRun) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.workspace.root.rglob("*") if path.is_file()}
     assert run.precompute().was_ready
     assert before == {path: path.stat().st_mtime_ns for path in run.workspace.root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("change", [{"num_shards": None}, {"of_another": 1}])
+def test_a_ready_one_of_another_version_is_refused(make_run: MakeRun, change: dict[str, object]) -> None:
+    run = make_run()
+    run.precompute()
+    ready = run.workspace.require("precompute")
+    summary = {name: value for name, value in {**ready.manifest.summary, **change}.items() if value is not None}
+    edit_manifest(ready, summary=summary)
+    with pytest.raises(CorruptError, match=r"precompute was made by ccot .*, and records what .* does not know"):
+        run.precompute()
 
 
 def test_an_interrupted_precompute_ends_in_the_same_bytes(make_run: MakeRun) -> None:

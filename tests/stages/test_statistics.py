@@ -11,7 +11,14 @@ def test_wilson_intervals_are_those_of_the_textbook() -> None:
     share = wilson(8, 10)
     assert (share.low, share.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
     assert wilson(0, 10).low == 0
-    assert wilson(10, 10).high == pytest.approx(1)
+    assert wilson(10, 10).high == 1
+
+
+def test_an_accuracy_lies_in_its_interval_also_where_sums_are_rounded() -> None:
+    for n in range(1, 100):
+        for num_correct in (0, n // 3, n):
+            share = wilson(num_correct, n)
+            assert 0 <= share.low <= share.accuracy <= share.high <= 1
 
 
 def test_intervals_are_over_problems_and_over_seeds_where_there_are_several() -> None:

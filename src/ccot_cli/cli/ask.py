@@ -140,6 +140,8 @@ def ask(
     groups = _open_lines(input) if input is not None else list(_grouped(asked))
     is_json = format == "json" if input is None else format != "text"
     for option, is_given in (("--show-thoughts", show_thoughts), ("--explain", explain)):
+        if is_given and server:
+            raise UsageError("a server gives no more than the answer", fix=f"leave out {option}, or --server ''")
         if is_given and len(asked) != 1 and not is_json:
             raise UsageError(f"{option} of several questions is for JSON alone", fix="--format json")
     if swap_with is not None and not show_thoughts:
@@ -148,7 +150,7 @@ def ask(
     if server and min_confidence is not None:
         raise UsageError("a server answers with one method alone", fix="leave out --min-confidence, or --server ''")
     asker: AnyAsker = (
-        _connect(server, [folder, *changes.values(), sets, show_thoughts, explain], ratio, method)
+        _connect(server, [folder, *changes.values(), sets], ratio, method)
         if server
         else _load(
             folder,

@@ -1,5 +1,6 @@
 """`ccot bench`: measure how fast contemplation tokens are."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -66,7 +67,7 @@ def bench(
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.bench import Lengths, run
 
-    result = run(
+    measured = run(
         settings,
         shape=shape,
         ratios=ratios,
@@ -75,7 +76,8 @@ def bench(
         layer=layer,
         repeats=repeats,
         progress=TerminalProgress(),
-    ).to_json()
+    )
+    result = asdict(measured)
     if format == "json":
         print_json(result)
     else:

@@ -1,6 +1,6 @@
 """`ccot eval`: measure accuracy and time of every trained method."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -34,6 +34,7 @@ from ccot_cli.cli.options import (
 from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
 from ccot_cli.cli.tables import Style, comparison_table, harness_table, render, tables_of
 from ccot_cli.errors import UsageError
+from ccot_cli.names import METRICS_FILE, PREDICTIONS_FILE
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -135,6 +136,17 @@ def evaluate(
     ccot eval --harness ccot_gsm8k --ratio 0.3 --limit 50
     ccot eval --format json | jq '.rows[] | [.method, .ratio, .accuracy]'
     """
+    given: dict[str, object] = {
+        "--plot": plot,
+        "--controls": controls,
+        "--thoughts": thoughts,
+        "--min-confidence": min_confidence is not None,
+    }
+    if compare:
+        given |= {"--harness": harness, "--methods": methods, "--ratio": ratio}
+        _refuse_without_effect("--compare", {**given, "--data": data, "--limit": limit, "--steps": steps})
+    elif harness:
+        _refuse_without_effect("--harness", given)
     changes = {
         "model.device": device,
         "model.threads": threads,
@@ -159,7 +171,7 @@ def evaluate(
         check_plot(plot)
     from ccot_cli.stages.evaluate import run
 
-    result = run(
+    measured = run(
         workspace,
         settings,
         ratios=ratio or (),
@@ -169,7 +181,8 @@ def evaluate(
         overrides=overrides,
         saves=save,
         progress=TerminalProgress(),
-    ).to_json()
+    )
+    result = asdict(measured)
     if format == "json":
         print_json(result)
     else:
@@ -177,6 +190,16 @@ def evaluate(
     if plot and ranks.rank() == 0:
         draw_frontier(result, plot)
         print_note(f"drawn into {plot}")
+
+
+def _refuse_without_effect(mode: str, given: Mapping[str, object]) -> None:
+    """Refuse options that are given although another one leaves them without effect.
+
+    Raises:
+        UsageError: if there is one.
+    """
+    if ignored := [option for option, value in given.items() if value]:
+        raise UsageError(f"{ignored[0]} has no effect with {mode}", fix="leave out one of them")
 
 
 def _show_comparison(workspace: "Workspace | None", runs: tuple[str, str], style: Literal[Style, "json"]) -> None:
@@ -203,7 +226,7 @@ def _show_harness(
         from ccot_cli.stages.harness import run
     except ImportError as error:
         raise UsageError(f"the harness needs {error.name}", fix="pip install 'ccot-cli[harness]'") from None
-    result = run(workspace, settings, task, ratios=ratios, names=names, progress=TerminalProgress()).to_json()
+    result = asdict(run(workspace, settings, task, ratios=ratios, names=names, progress=TerminalProgress()))
     if style == "json":
         print_json(result)
     else:
@@ -223,4 +246,4 @@ def show_tables(result: dict[str, Any], style: Style = "text", *, has_thoughts: 
         print_line(frontier(result))
     if result["folder"]:
         print_line("")
-        print_line(f"written to {result['folder']}  (metrics.json, predictions.jsonl)")
+        print_line(f"written to {result['folder']}  ({METRICS_FILE}, {PREDICTIONS_FILE})")

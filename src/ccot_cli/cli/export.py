@@ -1,5 +1,6 @@
 """`ccot export`: write trained methods into a file."""
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -38,4 +39,5 @@ def export(
         print_line(f"{result.file}: {size}, {results}, for the model {result.model}")
         for name in result.methods:
             print_line(f"  {name}")
-    print_next(f"ccot import {result.file} -w new-run{' --model DIR' if result.is_model_local else ''}")
+    model = ["--model", "DIR"] if result.is_model_local else []
+    print_next(shlex.join(["ccot", "import", result.file, "-w", "new-run", *model]))

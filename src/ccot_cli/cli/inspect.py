@@ -1,5 +1,6 @@
 """`ccot inspect`: what contemplation tokens hold, as a report with figures."""
 
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -70,7 +71,7 @@ def inspect(
     announce_data(settings.data.test_source or settings.data.source)
     from ccot_cli.stages.inspect import run
 
-    result = run(workspace, settings, ratio, limit=settings.eval.limit, progress=TerminalProgress()).to_json()
+    result = asdict(run(workspace, settings, ratio, limit=settings.eval.limit, progress=TerminalProgress()))
     with commit_folder(output) as part:
         write_json(part / "inspection.json", result)
         page = write_report(result, part)

@@ -65,7 +65,10 @@ def merge(
         size = human_bytes(result.num_bytes)
         print_line(f"{result.folder}: {result.model} with {result.method} merged, {result.dtype}, {size}")
         print_line(f"prompt {json.dumps(result.prompt)}, answer marker {json.dumps(result.answer_marker)}")
-    prompt = settings.model.prompt
-    is_usual = prompt == type(settings.model)().prompt
-    sets = [f"model.name={result.folder}", *([] if is_usual else [f"model.prompt={prompt}"])]
+    usual = type(settings.model)()
+    sets = [f"model.name={result.folder}"]
+    for name in ("prompt", "answer_marker"):
+        if (text := getattr(result, name)) != getattr(usual, name):
+            # JSON is YAML too, and keeps line breaks.
+            sets.append(f"model.{name}={json.dumps(text, ensure_ascii=False)}")
     print_next(shlex.join(["ccot", "init", "next-run", *(word for each in sets for word in ("--set", each))]))

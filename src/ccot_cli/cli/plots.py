@@ -173,8 +173,8 @@ def draw_sweep(rows: list[dict[str, Any]], path: Path) -> None:
             [place(row, across) for row in chosen],
             [row["accuracy"] for row in chosen],
             yerr=[
-                [max(0.0, row["accuracy"] - row["low"]) for row in chosen],
-                [max(0.0, row["high"] - row["accuracy"]) for row in chosen],
+                [row["accuracy"] - row["low"] for row in chosen],
+                [row["high"] - row["accuracy"] for row in chosen],
             ],
             fmt=marker,
             capsize=3,

@@ -203,8 +203,8 @@ def _draw_moves(result: dict[str, Any], path: Path) -> None:
             [place + offset for place, _ in told],
             [each["accuracy"] for _, each in told],
             yerr=[
-                [max(0.0, each["accuracy"] - each["low"]) for _, each in told],
-                [max(0.0, each["high"] - each["accuracy"]) for _, each in told],
+                [each["accuracy"] - each["low"] for _, each in told],
+                [each["high"] - each["accuracy"] for _, each in told],
             ],
             fmt="o",
             capsize=3,

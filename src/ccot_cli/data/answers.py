@@ -9,7 +9,8 @@ from decimal import Decimal
 
 from ccot_cli.data.problems import ANSWER_LINE
 
-LEADING_NUMBER = re.compile(r"-?\$?[0-9.,]++(?=\s|$)")
+# A unit may follow at once, but no exponent: "1e1" is not read as 1.
+LEADING_NUMBER = re.compile(r"[-+\u2212]?(?:\$\s?)?[0-9.,]++(?=[\s%;!?)]|[A-Za-z\u00b0\u20ac\u00a3](?![-+0-9])|$)")
 # A minus sign between digits is a subtraction: the last number of "7-4" is 4.
 ANY_NUMBER = re.compile(r"(?:(?<![0-9])-)?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
@@ -45,7 +46,7 @@ def is_correct(prediction: str, reference: str) -> bool:
     """Tell whether two answers are the same number, or the same text up to case and white space.
 
     Dollar signs, commas, a final full stop and trailing zeros do not change a number. If the reference is a number,
-    words after the predicted number are ignored, as GSM8K's own answer extraction does.
+    words and units after the predicted number are ignored, as GSM8K's own answer extraction does.
     """
     expected = _number(reference)
     if expected is None:
@@ -58,7 +59,7 @@ def _number(text: str) -> Decimal | None:
     text = text.strip()
     if len(text) > MOST_CHARACTERS:
         return None
-    plain = re.sub(r"[$,]", "", text).strip().removesuffix(".")
+    plain = re.sub(r"[$,]", "", text).strip().removesuffix(".").replace("\u2212", "-")
     return Decimal(plain) if PLAIN_NUMBER.fullmatch(plain) else None
 
 

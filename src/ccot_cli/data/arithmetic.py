@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 
 from ccot_cli.data.answers import is_correct
@@ -25,34 +26,43 @@ NUMBER_WORDS = {
 CONSTANTS = {
     **dict.fromkeys("twice double doubles doubled half halves halve halved halfway couple pair".split(), 2),
     **dict.fromkeys("thrice triple triples tripled third thirds".split(), 3),
-    **dict.fromkeys("quarter quarters".split(), 4),
+    **dict.fromkeys("fourth fourths quarter quarters".split(), 4),
     **dict.fromkeys("week weeks".split(), 7),
     **dict.fromkeys("dozen dozens".split(), 12),
     **dict.fromkeys("percent %".split(), 100),
 }
 """Numbers that a question gives by a word. No other constant is known."""
 
-_DIGITS = r"(?:(?<![\w.])-)?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?"
+_DIGITS = r"(?:(?<![\w.])[-\u2212]\$?)?(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|(?<![\w.])\.[0-9]++)"
 _WORDS = {**NUMBER_WORDS, **CONSTANTS}
 _NUMBER = re.compile(
     rf"(?P<digits>{_DIGITS})|(?P<tens>{'|'.join(_TENS)})-(?P<unit>{'|'.join(_UNITS[1:10])})\b|%|[a-z]+"
 )
 _WHOLE = re.compile(_DIGITS)
-_RESULT = re.compile(rf"=\s*\$?\s*({_DIGITS})")
-_EQUATION = re.compile(rf"({_DIGITS})\s*([-+*/])\s*({_DIGITS})\s*=\s*({_DIGITS})")
+_RESULT = re.compile(rf"=\s*\$?\s*({_DIGITS})(?! *[-\u2212+*/x×] *[\d$(.])")
+_EQUATION = re.compile(rf"({_DIGITS})\s*([-+*/])\s*\$?({_DIGITS})\s*=\s*\$?({_DIGITS})")
+_PLAIN = str.maketrans("\u2212", "-", "$,")
 MOST_CHARACTERS = 30
 """Longest number in digits; longer ones are skipped."""
+_EXACT = Context(prec=100, traps=[Inexact])
 
 
 def read_number(text: str) -> Fraction | None:
     """Return the number that a text consists of, white space apart; None if it is anything else."""
     text = text.strip()
-    return Fraction(text.replace(",", "")) if len(text) <= MOST_CHARACTERS and _WHOLE.fullmatch(text) else None
+    if len(text) > MOST_CHARACTERS or not _WHOLE.fullmatch(text):
+        return None
+    return Fraction(text.translate(_PLAIN))
 
 
 def write_number(number: Fraction) -> str:
-    """Write a whole number exactly, another one with six digits."""
-    return str(number) if number.denominator == 1 else f"{float(number):g}"
+    """Write a number exactly if a decimal can be, another one with six places."""
+    if number.denominator == 1:
+        return str(number)
+    try:
+        return f"{_EXACT.divide(Decimal(number.numerator), Decimal(number.denominator)):f}"
+    except Inexact:
+        return f"{float(number):.6f}".rstrip("0").removesuffix(".")
 
 
 def numbers_in(question: str) -> list[Fraction]:
@@ -133,17 +143,20 @@ class Equation:
 
 
 def equations_in(chain: str) -> list[Equation]:
-    """Read the steps `a op b = c` of a chain, with + - * or /; other text is skipped."""
+    """Read the true steps `a op b = c` of a chain, with + - * or /; other text is skipped.
+
+    A false one is the end of a longer step, such as `20 + 30 = 60` in `10 + 20 + 30 = 60`.
+    """
     found = []
     for first, sign, second, result in _EQUATION.findall(chain):
         a, b, c = map(read_number, (first, second, result))
-        if a is not None and b is not None and c is not None:
-            found.append(Equation(a, sign, b, c))
+        if a is not None and b is not None and c is not None and (step := Equation(a, sign, b, c)).compute(a, b) == c:
+            found.append(step)
     return found
 
 
 def results_in(chain: str) -> list[Fraction]:
-    """Read the results of a chain in their order: the numbers after `=`, with or without a dollar sign."""
+    """Read the results of a chain in their order: the numbers after `=` that no operator follows."""
     found = (read_number(text) for text in _RESULT.findall(chain))
     return [number for number in found if number is not None]
 

@@ -1,8 +1,11 @@
 """Group the items of a data set into batches of similar length, to save padding."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
 
+Item = TypeVar("Item")
 POOL_BATCHES = 16
 
 
@@ -41,3 +44,11 @@ def plan_batches(lengths: Sequence[int], *, batch_tokens: int) -> list[list[int]
         else:
             batches.append([number])
     return batches
+
+
+def group_alike(items: Sequence[Item], key: Callable[[Item], Any], *, batch_size: int) -> Iterator[list[Item]]:
+    """Yield batches of two or more items with equal keys, in the order of the keys."""
+    for _, same in groupby(sorted(items, key=key), key=key):
+        group = list(same)
+        batches = (group[start : start + batch_size] for start in range(0, len(group), batch_size))
+        yield from (batch for batch in batches if len(batch) > 1)

@@ -21,9 +21,21 @@ SHARES = frozenset(
 )
 """Words that stand for a number, but not where a number does."""
 BEYOND = re.compile(
-    r"(?<![\d)?] )(?<![\w)?])-\d+|\d+(?: ?%| percent\b)|\d+(?:[.,:]\d+)+|\b\d{4,}|(?!1/[234]\b|2/3\b)\b[1-9]/\d+", re.I
+    r"""
+      (?<![\d)?]\ )(?<![\w)?])-\$?\d+ | (?<!\d\ )\u2212\$?\d+           # negative
+    | \d+\ ?% | \d+\ percent\b                                       # shares of a hundred
+    | \d+(?:[.,:]\d+)+ | (?<![\d.,])\.\d+                            # decimals, times, thousands
+    | \b\d{4,} | \b\d{1,3}\ \d{3}\b | \d(?:k|M)\b                     # large, in digits
+    | \b(?:hundred|thousand|million|billion)s?\b                     # large, in words
+    | \b(?:thirty|forty|(?<!-)fifty(?!-fifty)|sixty|seventy|eighty|ninety)\b
+    | \btwenty[- ](?:one|two|three|four|five|six|seven|eight|nine)\b
+    | (?!1/[234]\b|2/3\b)\b[1-9]/\d+ | \b\d+\ [1-9]/\d+ | [¼-¾⅐-⅞]   # other fractions
+    | \b(?:two|three|four|five)[- ](?:fifth|sixth|seventh|eighth|ninth|tenth)s\b
+    | \b(?:a|one)[- ](?:fifth|sixth|seventh|eighth|ninth|tenth)\ (?:of|as)\b
+    """,
+    re.I | re.X,
 )
-"""Numbers that no training question has: negative ones, shares of a hundred, decimals, large ones, other fractions."""
+"""Numbers that no training question has."""
 
 HOW = re.compile(
     r"\bhow (many|much|big|deep|far|fast|heavy|high|large|long|old|tall|warm|wide)\b((?: [a-z]+(?:[-'][a-z]+)*)*)"

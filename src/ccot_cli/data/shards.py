@@ -10,6 +10,7 @@ A shard's tensors (R rows, P problems):
 Dimensions: R rows of a shard, J rows of a problem, I hidden-state indices, D width.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from torch import Tensor
 
 from ccot_cli.errors import CorruptError
 from ccot_cli.files import commit
+
+_SHARD_NAME = re.compile(r"shard-(\d{5,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,8 @@ def plan_shards(num_rows: Sequence[int], max_rows: int) -> list[range]:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """Return the paths of a folder's shards, in order."""
-    return sorted(folder.glob("shard-*.safetensors"))
+    """Return the paths of a folder's shards, in order; a file of another name is none."""
+    return sorted(path for path in folder.glob("*") if _SHARD_NAME.fullmatch(path.name))
 
 
 def missing_shards(folder: Path, planned: Sequence[list[int]], num_indices: int) -> list[range]:
@@ -199,14 +202,18 @@ def read_records(folder: Path, *, indices: slice = slice(None), wanted: Set[int]
         wanted: Numbers of the problems whose records are read; all by default.
 
     Raises:
-        CorruptError: if a shard is damaged.
+        CorruptError: if a shard is damaged, or holds a problem that an earlier one has.
     """
+    seen = set[int]()
     for path in shard_paths(folder):
         with _open_shard(path) as shard:
             token_ids, positions = shard.get_tensor("token_ids"), shard.get_tensor("positions")
             offsets = shard.get_tensor("offsets").tolist()
             states = shard.get_slice("states")
             for index, number in enumerate(shard.get_tensor("numbers").tolist()):
+                if number in seen:
+                    raise CorruptError(f"{path} holds problem {number} a second time", fix="remove it if it is a copy")
+                seen.add(number)
                 if wanted is not None and number not in wanted:
                     continue
                 start, end = offsets[index], offsets[index + 1]

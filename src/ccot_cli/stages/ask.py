@@ -203,7 +203,7 @@ class Asker:
         checked = check_thoughts(question, reply)
         if self.swap_with is None or not isinstance(self.method, CcotMethod):
             return checked
-        swapped = swapped_answers(self.method, question, self.swap_with)
+        swapped = swapped_answers(self.method, question, self.swap_with, count=len(checked.thoughts))
         pairs = zip_longest(checked.thoughts, swapped)
         return checked._replace(thoughts=[replace(thought, swapped=answer) for thought, answer in pairs])
 

@@ -10,9 +10,8 @@ Dimensions: B batch, T tokens of a pass, D width.
 import platform
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -85,9 +84,6 @@ class BenchResult:
     dtype: str
     repeats: int
     versions: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run(

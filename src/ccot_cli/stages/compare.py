@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ccot_cli.errors import CorruptError, MissingError, UsageError
-from ccot_cli.names import EVAL
+from ccot_cli.names import EVAL, PREDICTIONS_FILE
 from ccot_cli.stages.statistics import mcnemar, paired_difference
 from ccot_cli.workspace.workspace import Workspace
 
-PREDICTIONS_FILE = "predictions.jsonl"
 Answered = dict[str, bool]
 """Whether the answer is right, by question."""
 
@@ -61,7 +60,7 @@ def compare(workspace: Workspace | None, runs: tuple[str, str]) -> list[Comparis
 def _predictions(workspace: Workspace | None, run: str) -> dict[tuple[str, float], Answered]:
     """Read which problems each method of an evaluation answered correctly."""
     folder = Path(run)
-    if not (folder / PREDICTIONS_FILE).is_file() and workspace is not None and Path(run).name == run:
+    if not (folder / PREDICTIONS_FILE).is_file() and workspace is not None and run in workspace.finished(EVAL):
         folder = workspace.folder(EVAL, run)
     path = folder / PREDICTIONS_FILE
     if not path.is_file():
@@ -70,7 +69,7 @@ def _predictions(workspace: Workspace | None, run: str) -> dict[tuple[str, float
         raise MissingError(f"there is no evaluation {run}", fix=fix)
     found: dict[tuple[str, float], Answered] = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n"):
             row: dict[str, Any] = json.loads(line)
             found.setdefault((row["method"], row["ratio"]), {})[row["question"]] = row["is_correct"]
     except (ValueError, KeyError, TypeError) as error:

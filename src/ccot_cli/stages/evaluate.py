@@ -4,7 +4,7 @@ import json
 import platform
 import shutil
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -26,10 +26,11 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
 from ccot_cli.models.methods.method import Method, Reply, Seconds
-from ccot_cli.names import CCOT, EMBEDDED, EVAL
+from ccot_cli.models.methods.prompting import PromptedMethod
+from ccot_cli.names import CCOT, EMBEDDED, EVAL, METRICS_FILE, PREDICTIONS_FILE
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building
-from ccot_cli.stages.methods import LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
+from ccot_cli.stages.methods import PROMPTING, LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
 from ccot_cli.stages.statistics import Proportion, calibration_error, mcnemar, wilson
 from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, verification
 from ccot_cli.stages.validation import ask, is_right
@@ -110,9 +111,6 @@ class EvalResult:
     folder: str | None
     """Folder of predictions.jsonl and metrics.json; None if nothing was saved."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def run(
     workspace: Workspace | None,
@@ -145,8 +143,8 @@ def run(
         progress.say(f"left out: {error.message}; {error.fix}")
     if is_tested_on_training(methods.data):
         progress.say("warning: the test problems are those of training; name others with data.test_source or --data")
-    problems = problems_to_ask(methods, settings, settings.eval.limit, progress)
     loadable = methods.choose(names, ratios)
+    problems = problems_to_ask(methods, settings, settings.eval.limit, progress, loadable)
     fallback = None if min_confidence is None else methods.fallback()
     if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
         raise UsageError(
@@ -182,23 +180,40 @@ def is_tested_on_training(data: DataConfig) -> bool:
     return names_file(source) or data.test_split == data.split
 
 
-def problems_to_ask(methods: Methods, settings: Settings, limit: int | None, progress: Progress) -> list[Problem]:
+def problems_to_ask(
+    methods: Methods,
+    settings: Settings,
+    limit: int | None,
+    progress: Progress,
+    loadable: Sequence[LoadableMethod] = (),
+) -> list[Problem]:
     """Load the test problems, sorted by the length of the question, without those too long for the model.
 
     Args:
         limit: Most problems; None for all.
+        loadable: Methods that will be asked. The prompts into which they put a question count too.
 
     Raises:
         UsageError: if no test problems are named, or none is left.
     """
     problems = load_test(methods.data, limit=limit, seed=settings.eval.seed, steps=settings.eval.steps)
     if (longest := methods.theta.longest_query) is not None:
-        encoded = methods.theta.encoder.problems(problems)
-        short = [problem for problem, each in zip(problems, encoded, strict=True) if len(each.query) <= longest]
+        prompted = [each.load() for each in loadable if each.name in PROMPTING]
+        phrasings: list[Callable[[str], str]] = [
+            str,
+            *(method.phrase for method in prompted if isinstance(method, PromptedMethod)),
+        ]
+        prompts = [[replace(each, question=phrase(each.question)) for each in problems] for phrase in phrasings]
+        encoded = zip(*map(methods.theta.encoder.problems, prompts), strict=True)
+        lengths = (max(len(each.query) for each in same) for same in encoded)
+        short = [problem for problem, length in zip(problems, lengths, strict=True) if length <= longest]
         if len(short) < len(problems):
             progress.say(f"{len(problems) - len(short):,} questions have more than {longest:,} tokens: left out")
         if not short:
-            raise UsageError("no question is short enough for the model", fix="other test problems, or another model")
+            raise UsageError(
+                "no question is short enough for the model",
+                fix="other test problems, another model, or fewer eval.shots",
+            )
         problems = short
     return sorted(problems, key=lambda problem: len(problem.question))
 
@@ -377,11 +392,11 @@ def _inputs(workspace: Workspace, loadable: Sequence[LoadableMethod]) -> dict[st
 
 
 def _save(build: Build, result: EvalResult, predictions: list[dict[str, Any]]) -> EvalResult:
-    saved = EvalResult(**{**vars(result), "folder": str(build.folder)})
-    with commit(build.folder / "predictions.jsonl") as part:
+    saved = replace(result, folder=str(build.folder))
+    with commit(build.folder / PREDICTIONS_FILE) as part:
         lines = (json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
         part.write_text("".join(lines), encoding="utf-8")
-    write_json(build.folder / "metrics.json", saved.to_json())
+    write_json(build.folder / METRICS_FILE, asdict(saved))
     best = max(result.rows, key=lambda row: row.accuracy)
     build.summary.update(rows=len(result.rows), n=best.n, best=best.method, accuracy=best.accuracy)
     return saved

@@ -1,21 +1,21 @@
 """Measure how well the decoder's explanations fit the problems' chains, and whether they follow the tokens."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import groupby
 from operator import and_
 from statistics import fmean
 from typing import NamedTuple
 
 from ccot_cli.data.answers import is_correct, read_last_number
 from ccot_cli.data.arithmetic import results_in
+from ccot_cli.data.batches import group_alike
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import Reply
 from ccot_cli.progress import Progress
-from ccot_cli.stages.statistics import Proportion, wilson
+from ccot_cli.stages.statistics import Proportion, proportion, wilson
 from ccot_cli.stages.validation import ask, is_right
 
 
@@ -125,7 +125,7 @@ def _recovery(method: CcotMethod, explained: Sequence[Explained]) -> Recovery:
         results=_found(explained, chains),
         results_before_last=_found(explained, [chain[:-1] for chain in chains]),
         token_f1=fmean(f1(ids(each.text), ids(each.problem.chain)) for each in explained) if explained else None,
-        agreement=_share(each.agrees for each in explained),
+        agreement=proportion(each.agrees for each in explained),
     )
 
 
@@ -142,16 +142,12 @@ def f1(one: Sequence[int], other: Sequence[int]) -> float:
     return 2 * shared / (len(one) + len(other)) if shared else 0.0
 
 
-def _share(marks: Iterable[bool]) -> Proportion | None:
-    counted = list(marks)
-    return wilson(sum(counted), len(counted)) if counted else None
-
-
 def _exchange(method: CcotMethod, explained: Sequence[Explained], batch_size: int, progress: Progress) -> Exchange:
     """Let problems with equally many tokens answer and explain from each other's."""
     shuffled, pairs = replace(method, control="shuffled"), list[tuple[Explained, Explained]]()
+    alike = group_alike(explained, lambda each: each.reply.num_contemplation, batch_size=batch_size)
     with progress.task("exchanged tokens", total=len(explained), unit="problems") as advance:
-        for batch in _alike(explained, batch_size):
+        for batch in alike:
             replies, _ = shuffled.reply([each.problem.question for each in batch])
             # The control gives each row the tokens of the row before.
             for one, reply, donor in zip(batch, replies, [batch[-1], *batch[:-1]], strict=True):
@@ -162,18 +158,9 @@ def _exchange(method: CcotMethod, explained: Sequence[Explained], batch_size: in
     explanations = [ends_in(now.text, donor.reply.answer) for now, donor in pairs]
     return Exchange(
         num_pairs=len(pairs),
-        answer=_share(answers),
-        explanation=_share(explanations),
-        both=_share(map(and_, answers, explanations)),
-        agreement=_share(now.agrees for now, _ in pairs),
+        answer=proportion(answers),
+        explanation=proportion(explanations),
+        both=proportion(map(and_, answers, explanations)),
+        agreement=proportion(now.agrees for now, _ in pairs),
         own_results=_found([now for now, _ in pairs], [results_in(now.problem.chain) for now, _ in pairs]),
     )
-
-
-def _alike(explained: Sequence[Explained], batch_size: int) -> Iterator[list[Explained]]:
-    """Yield batches of two or more problems with equally many contemplation tokens."""
-    ordered = sorted(explained, key=lambda each: each.reply.num_contemplation)
-    for _, same in groupby(ordered, key=lambda each: each.reply.num_contemplation):
-        group = list(same)
-        batches = (group[start : start + batch_size] for start in range(0, len(group), batch_size))
-        yield from (batch for batch in batches if len(batch) > 1)

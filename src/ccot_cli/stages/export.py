@@ -9,7 +9,17 @@ from typing import Any
 from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
 from ccot_cli.errors import MissingError
 from ccot_cli.files import json_bytes, refuse_existing, strict_json
-from ccot_cli.names import CCOT, EVAL, MODELS, PRECOMPUTE, SETTINGS_FILE, TRAIN_DECODER, TRAIN_PSI, parse_ratio
+from ccot_cli.names import (
+    CCOT,
+    EVAL,
+    METRICS_FILE,
+    MODELS,
+    PRECOMPUTE,
+    SETTINGS_FILE,
+    TRAIN_DECODER,
+    TRAIN_PSI,
+    parse_ratio,
+)
 from ccot_cli.overrides import override
 from ccot_cli.presets import settings_text
 from ccot_cli.stages.card import card
@@ -178,8 +188,8 @@ def _results(workspace: Workspace, methods: Sequence[Artifact]) -> list[dict[str
         found += strict_json(imported.read_bytes())
     for key in workspace.finished(EVAL):
         if artifact := workspace.artifact(EVAL, key):
-            artifact.check("metrics.json")
-            metrics = strict_json(artifact.path("metrics.json").read_bytes())
+            artifact.check(METRICS_FILE)
+            metrics = strict_json(artifact.path(METRICS_FILE).read_bytes())
             kept = {name: metrics[name] for name in ("rows", "batch_size", "device", "versions")}
             found.append({"run": key, "inputs": artifact.manifest.inputs, "data": _portable(metrics["data"]), **kept})
     ours = [{**each, "rows": _rows(each, methods)} for each in found]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,9 +53,6 @@ class HarnessResult:
     model: str
     data: str
     """Where the problems are from; a task other than `ccot_gsm8k` names its own."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class CcotLM(LM):  # type: ignore[misc]
@@ -144,7 +141,7 @@ def run(
     methods = find_methods(workspace, settings, may_have_none=needs_theta_alone(names, ratios))
     loadable = methods.choose(names, ratios)
     is_own = task == OWN_TASK
-    problems = problems_to_ask(methods, settings, settings.eval.limit, progress) if is_own else []
+    problems = problems_to_ask(methods, settings, settings.eval.limit, progress, loadable) if is_own else []
     # The harness's own tasks are thousands of files, which take it long to read.
     has_all = not is_own and not task.endswith(".yaml")
     if has_all:

@@ -1,18 +1,20 @@
 """Make a workspace from an archive: `ccot ask` answers from it as it did where the methods were trained."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ccot_cli.config import ModelConfig, Settings
+from ccot_cli.config import Settings
 from ccot_cli.errors import CcotError, CorruptError, UsageError
 from ccot_cli.files import commit_folder
 from ccot_cli.names import PRECOMPUTE, SETTINGS_FILE
 from ccot_cli.overrides import override, with_absolute_paths
 from ccot_cli.presets import settings_text
 from ccot_cli.settings_file import load_settings
+from ccot_cli.stages.inputs import load_unchanged_theta
 from ccot_cli.stages.push import HUB_PREFIX, fetch
-from ccot_cli.workspace.archive import ORIGIN_FILE, SETTINGS_TITLE, ArchivedModel, unpack
+from ccot_cli.workspace.archive import INDEX_FILE, ORIGIN_FILE, SETTINGS_TITLE, unpack
 from ccot_cli.workspace.artifact import Artifact, write_manifest
 
 
@@ -50,10 +52,11 @@ def run(source: str, root: Path, *, model: str | None = None) -> ImportResult:
         index = unpack(place, folder)
         settings = _settings(source, folder)
         if model is not None:
-            model = _use_model(folder, settings, model, index.model)
+            model = _use_model(folder, settings, model, index.model.name)
         elif index.model.is_local:
-            fix = f"ccot import {source} -w {root} --model DIR"
+            fix = shlex.join(["ccot", "import", source, "-w", str(root), "--model", "DIR"])
             raise UsageError(f"the methods need the model {index.model.name}, which is no model of a hub", fix=fix)
+        (folder / INDEX_FILE).unlink()  # What is trained here later is not of this archive.
     methods = [f"{each.stage}/{each.key}" for each in index.methods]
     return ImportResult(str(root), methods, model or index.model.name, model is not None)
 
@@ -65,21 +68,19 @@ def _settings(source: str, folder: Path) -> Settings:
         raise CorruptError(f"{source} holds settings that cannot be read: {error.message}", fix=error.fix) from None
 
 
-def _use_model(folder: Path, settings: Settings, name: str, expected: ArchivedModel) -> str:
+def _use_model(folder: Path, settings: Settings, name: str, expected: str) -> str:
     """Load θ, compare it with the one of the archive, and write its place on this machine into the new workspace.
 
     Returns:
         Its name, as an absolute path if it is a folder or a file.
     """
-    from ccot_cli.models.base.theta import load_theta  # It imports torch, which unpacking does without.
-
     name = str(with_absolute_paths({"model.name": name}, Path.cwd())["model.name"])
     origin = Artifact.open(folder / PRECOMPUTE)
     assert origin is not None, "unpack has checked it"
     recorded = {**origin.manifest.config["model"], "name": name}
-    if load_theta(ModelConfig(**recorded)).fingerprint() != expected.fingerprint:
+    if load_unchanged_theta(origin, recorded) is None:
         raise CorruptError(
-            f"{name} is not the model that the methods were trained on, {expected.name}",
+            f"{name} is not the model that the methods were trained on, {expected}",
             fix="name that model, with the tokenizer and the chat template that it had",
         )
     text = settings_text(override(settings, {"model.name": name}), SETTINGS_TITLE)

@@ -3,12 +3,12 @@
 Dimensions: J = 1 + K rows of gold states, K selected tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -84,15 +84,30 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
     if has_moved(recorded["name"], name) and Path(name).exists() and not Path(recorded["name"]).exists():
         recorded = {**recorded, "name": name}
     here = {name: getattr(settings.model, name) for name in WITHOUT_EFFECT["model"]}
-    config, inputs = source.read_as(ModelConfig, {**recorded, **here}), source.manifest.inputs
-    theta = load_theta(config)
-    # What was made before weights were hashed has no hash of them.
-    if theta.fingerprint() != inputs["model"] or inputs.get("weights") not in (None, weights_hash(config)):
+    theta = load_unchanged_theta(source, {**recorded, **here})
+    if theta is None:
         raise CorruptError(
-            f"{theta.name} has changed since {source.folder} was made from it",
+            f"{recorded['name']} has changed since {source.folder} was made from it",
             fix="put the model back, or run 'ccot precompute' again",
         )
     return theta
+
+
+def load_unchanged_theta(source: Artifact, recorded: Mapping[str, Any]) -> Theta | None:
+    """Load a model; None if its weights, tokenizer or template are not those of the one that `precompute` ran.
+
+    Args:
+        source: The artifact of `precompute`.
+        recorded: The settings of the model that it records, of which some may be others here.
+
+    Raises:
+        CorruptError: if another version of ccot recorded them.
+    """
+    config, inputs = source.read_as(ModelConfig, recorded), source.manifest.inputs
+    theta = load_theta(config)
+    # What was made before weights were hashed has no hash of them.
+    is_same = theta.fingerprint() == inputs["model"] and inputs.get("weights") in (None, weights_hash(config))
+    return theta if is_same else None
 
 
 def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[GoldExample], list[GoldExample]]:

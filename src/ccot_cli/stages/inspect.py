@@ -5,12 +5,11 @@ N problems, D width.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import chain
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +17,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.config import Settings
 from ccot_cli.data.arithmetic import equations_in
+from ccot_cli.data.batches import group_alike
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.selection.gold import STORED_DTYPE, GoldExample, following_ids, gold_states
 from ccot_cli.models.selection.predictive import announcements, last_states
 from ccot_cli.models.selection.selector import NUM_SCORED, Selector, predictive_selector
@@ -34,12 +34,11 @@ from ccot_cli.names import CCOT, SCORE, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.evaluate import problems_to_ask
 from ccot_cli.stages.methods import find_methods
-from ccot_cli.stages.patching import Moves, Solved, batches, count_moves, replace_each
+from ccot_cli.stages.patching import Moves, Solved, count_moves, replace_each
 from ccot_cli.stages.score import kinds_of
 from ccot_cli.stages.thoughts import CheckedThought, check_thoughts
 from ccot_cli.stages.validation import ask, is_right
 from ccot_cli.tensors.probes import fit_probe
-from ccot_cli.tensors.select import max_contemplation
 from ccot_cli.workspace.workspace import Workspace
 
 MOST_FITTED = 2000
@@ -120,10 +119,6 @@ class Inspection:
     """The same for each place of the token."""
     examples: list[Example]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
-        return asdict(self)
-
 
 def run(
     workspace: Workspace | None, settings: Settings, ratio: Decimal | None, *, limit: int | None, progress: Progress
@@ -166,7 +161,8 @@ def run(
         )
         for number in range(0, len(problems), max(1, len(problems) // NUM_EXAMPLES))
     ]
-    cases = [case for batch in batches(solved) for case in replace_each(method, batch)]
+    pairable = group_alike(solved, lambda each: each.kind, batch_size=BATCH_SIZE)
+    cases = [case for batch in pairable for case in replace_each(method, batch)]
     places = sorted({case.place for case in cases})
     return Inspection(
         model=theta.name,
@@ -247,22 +243,13 @@ def _errors(
 @torch.no_grad()
 def _states(method: CcotMethod, problems: Sequence[Problem], label: str, progress: Progress) -> list[Tensor]:
     """Generate each problem's contemplation tokens until END; return their states at every index: I, K, D."""
-    adapters, layer, blocks = method.adapters, method.info.autoregressive_layer, method.theta.blocks
-    most = max_contemplation(method.ratio, method.decoding.cap_tokens)
     found = list[Tensor]()
     with progress.task(label, total=len(problems), unit="problems") as advance:
         for numbers in _batches(len(problems)):
             queries = [method.theta.encoder.query(problems[number].question) for number in numbers]
-            sequence, first_BD = encode_query(adapters, queries, layer=layer)
-            num_query = sequence.mask_BS.shape[1]
-            tokens = contemplate(
-                adapters, sequence, first_BD, layer=layer, max_tokens=most, is_end=method.end, chance=method.end.chance
-            )
+            tokens = method.generate(*encode_query(method.adapters, queries, layer=method.info.autoregressive_layer))
             # The layers above l have run already, but only l's and L's states were kept.
-            sequence.crop(num_query)
-            sequence.extend(tokens.mask_BK)
-            states = blocks.run_each(blocks.enter(tokens.inputs_BKD, sequence), 0, blocks.num_layers, sequence)
-            states_BIKD = torch.stack(states, dim=1).to("cpu", STORED_DTYPE)
+            states_BIKD = token_states(method.adapters, queries, tokens).to("cpu", STORED_DTYPE)
             counts = tokens.num_tokens_B.tolist()
             found += [states_IKD[:, :count] for states_IKD, count in zip(states_BIKD, counts, strict=True)]
             advance(len(numbers))

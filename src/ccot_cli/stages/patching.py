@@ -12,7 +12,6 @@ number that is neither question's answer, so that no other account leads to it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
 
 import torch
 
@@ -27,10 +26,8 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import Reply
 from ccot_cli.models.methods.patching import patch
-from ccot_cli.stages.statistics import Proportion, wilson
+from ccot_cli.stages.statistics import Proportion, proportion
 from ccot_cli.stages.thoughts import result_of
-
-BATCH_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -82,27 +79,23 @@ def predict(one: Solved, donor: Solved, place: int) -> Fraction | None:
 
 
 @torch.no_grad()
-def swapped_answers(method: CcotMethod, question: str, donor: str) -> list[str]:
+def swapped_answers(method: CcotMethod, question: str, donor: str, *, count: int) -> list[str]:
     """Answer a question with one contemplation token after the other replaced by another question's.
+
+    Args:
+        count: How many tokens the question has.
 
     Returns:
         An answer for each of its tokens that the donor has too.
     """
     adapters, layer = method.adapters, method.info.autoregressive_layer
     queries, donors = ([method.theta.encoder.query(each)] for each in (question, donor))
-    [count], [num_donors] = (_count(method, each) for each in (queries, donors))
     tokens = _generate(method, queries, count)
-    donor_BIKD = token_states(adapters, donors, _generate(method, donors, num_donors))
-    patched = (
-        patch(adapters, queries, tokens, donor_BIKD, place, layer=layer) for place in range(min(count, num_donors))
-    )
+    donor_tokens = method.generate(*encode_query(adapters, donors, layer=layer))
+    donor_BIKD = token_states(adapters, donors, donor_tokens)
+    places = range(min(count, int(donor_tokens.num_tokens_B)))
+    patched = (patch(adapters, queries, tokens, donor_BIKD, place, layer=layer) for place in places)
     return [answer for sequence in patched for answer in answers(method, sequence)]
-
-
-def _count(method: CcotMethod, queries: list[list[int]]) -> list[int]:
-    """Count the contemplation tokens that END lets pass."""
-    sequence, first_BD = encode_query(method.adapters, queries, layer=method.info.autoregressive_layer)
-    return list(map(int, method.generate(sequence, first_BD).num_tokens_B))
 
 
 def _generate(method: CcotMethod, queries: list[list[int]], count: int) -> Contemplation:
@@ -140,16 +133,6 @@ def answers(method: CcotMethod, sequence: CachedSequence) -> list[str]:
     return [read_after_marker(encoder.decode(ids)) or "" for ids in text.ids]
 
 
-def batches(solved: Sequence[Solved]) -> Iterator[list[Solved]]:
-    """Yield problems of one kind, two or more together."""
-    ordered = sorted(solved, key=lambda each: each.kind)
-    for _, same in groupby(ordered, key=lambda each: each.kind):
-        group = list(same)
-        for start in range(0, len(group), BATCH_SIZE):
-            if len(batch := group[start : start + BATCH_SIZE]) > 1:
-                yield batch
-
-
 @dataclass(frozen=True)
 class Moves:
     """Where answers moved when a token was replaced, each with a Wilson 95 % interval; None if there is no case."""
@@ -168,12 +151,8 @@ def count_moves(cases: Sequence[Case]) -> Moves:
     """Count where the answers moved."""
     told = [case for case in cases if case.is_predicted is not None]
     return Moves(
-        moved=_share([case.has_moved for case in cases]),
-        told_moved=_share([case.has_moved for case in told]),
-        told_predicted=_share([bool(case.is_predicted) for case in told]),
-        told_donors=_share([case.is_donors for case in told]),
+        moved=proportion(case.has_moved for case in cases),
+        told_moved=proportion(case.has_moved for case in told),
+        told_predicted=proportion(bool(case.is_predicted) for case in told),
+        told_donors=proportion(case.is_donors for case in told),
     )
-
-
-def _share(marks: Sequence[bool]) -> Proportion | None:
-    return wilson(sum(marks), len(marks)) if marks else None

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -88,8 +88,7 @@ def run(
         ranks.first(lambda: _write_problems(build.folder, stored))
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
         result = replace(plan, num_shards=num_shards, seconds=seconds)
-        prompt = theta.encoder.template.prompt
-        build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens, prompt=prompt)
+        build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens)
     return result
 
 
@@ -221,6 +220,7 @@ def _write_problems(folder: Path, stored: list[StoredProblem]) -> None:
 
 
 def _ready_result(ready: Artifact) -> PrecomputeResult:
-    names = {each.name for each in fields(PrecomputeResult)}
-    recorded = {name: value for name, value in ready.manifest.summary.items() if name in names}
-    return PrecomputeResult(**{**recorded, "was_ready": True})
+    # `score` reads `batch_tokens`; what was made earlier holds the prompt too.
+    beside = ("batch_tokens", "prompt")
+    recorded = {name: value for name, value in ready.manifest.summary.items() if name not in beside}
+    return ready.read_as(PrecomputeResult, {**recorded, "was_ready": True})

@@ -2,7 +2,7 @@
 
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import comb, hypot, sqrt
 
@@ -23,7 +23,15 @@ def wilson(num_correct: int, n: int) -> Proportion:
     accuracy = num_correct / n
     centre = (accuracy + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * sqrt(accuracy * (1 - accuracy) / n + z * z / (4 * n * n))
-    return Proportion(n, accuracy, max(0.0, centre - half), min(1.0, centre + half))
+    # Rounding may put a bound that equals the accuracy, as at 0 and 1, on its wrong side.
+    low, high = min(accuracy, centre - half), max(accuracy, centre + half)
+    return Proportion(n, accuracy, max(0.0, low), min(1.0, high))
+
+
+def proportion(marks: Iterable[bool]) -> Proportion | None:
+    """Compute the proportion of true marks, with its interval; None if there is no mark."""
+    counted = list(marks)
+    return wilson(sum(counted), len(counted)) if counted else None
 
 
 def mcnemar(wins: int, losses: int) -> float:

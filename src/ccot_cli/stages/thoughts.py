@@ -66,7 +66,9 @@ def load_gold(workspace: Workspace, theta: Theta, ratio: Decimal, layer: int) ->
         layer: Autoregressive layer l.
     """
     source, scored = workspace.artifact(PRECOMPUTE), workspace.artifact(SCORE, ratio_name(ratio))
-    if source is None or scored is None or scored.manifest.inputs[PRECOMPUTE] != source.fingerprint:
+    if source is None or scored is None or source.is_bare():
+        return None
+    if scored.manifest.inputs[PRECOMPUTE] != source.fingerprint:
         return None
     items = [item for item in read_problems(source)[:MOST_COMPARED] if not item.is_validation]
     problems = theta.encoder.problems([item.problem for item in items])

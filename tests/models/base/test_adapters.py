@@ -1,6 +1,7 @@
 """φ and ψ as adapters on θ, against PEFT itself."""
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -156,6 +157,17 @@ def test_a_damaged_adapter_is_refused(llama: Theta, tmp_path: Path, fault: str) 
         settings.write_text(settings.read_text().replace('"lora_alpha": 8', '"lora_alpha": NaN'))
     with pytest.raises(CorruptError, match=r"adapter .*phi"):
         adapters.load(PHI, tmp_path / PHI)
+
+
+@pytest.mark.parametrize("change", [{"use_rslora": True}, {"alpha_pattern": {"q_proj": 32}}])
+def test_an_adapter_with_another_scale_is_refused(llama: Theta, tmp_path: Path, change: dict[str, object]) -> None:
+    adapters = both(llama)
+    adapters.save(PHI, tmp_path)
+    settings = tmp_path / PHI / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | change))
+    with pytest.raises(CorruptError, match=rf"adapter .*phi has {next(iter(change))}") as caught:
+        adapters.load(PHI, tmp_path / PHI)
+    assert "lora_alpha" in caught.value.fix
 
 
 def test_the_same_seed_gives_the_same_adapter_and_leaves_the_global_state_alone(make_theta: MakeTheta) -> None:

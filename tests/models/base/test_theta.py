@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import save_tiny
+from conftest import as_theta, save_tiny
 from torch import nn
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, GPT2Config, PreTrainedModel, PreTrainedTokenizerFast
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.errors import ResourceError, UsageError
@@ -137,3 +137,9 @@ def test_a_chat_model_brings_its_prompt_and_its_ends(tokenizer: PreTrainedTokeni
     told = theta.diagnose(str(tmp_path))
     assert "a text ends with </s>, <pad>" in told
     assert "model.prompt: auto is '<s>user: {question}<pad>'" in told
+
+
+@pytest.mark.parametrize(("most", "longest"), [(64, 32), (512, 256), (1024, 768)])
+def test_a_query_may_take_half_of_few_positions(tokenizer: PreTrainedTokenizerFast, most: int, longest: int) -> None:
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=4, n_positions=most)
+    assert as_theta(config, tokenizer).longest_query == longest

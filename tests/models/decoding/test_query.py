@@ -8,6 +8,7 @@ from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding import query
+from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.tensors.masks import pad_left
 
@@ -32,3 +33,22 @@ def test_queries_in_several_passes_leave_what_one_pass_leaves(
     for index in range(theta.num_layers):
         for found, wanted in zip(sequence.keys_values(index), together.keys_values(index), strict=True):
             torch.testing.assert_close(found.transpose(1, 2)[mask], wanted.transpose(1, 2)[mask])
+
+
+@torch.no_grad()
+def test_a_text_may_begin_without_a_query(theta: Theta, adapters: Adapters) -> None:
+    adapters.use(None)
+    start = [[7]]
+    prompt = torch.tensor(start)
+    expected = theta.model.generate(
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=6,
+        do_sample=False,
+        eos_token_id=theta.eos_id,
+        pad_token_id=theta.eos_id,
+    )[0, 1:].tolist()
+    for queries in ([[]], [[], [5, 6]]):
+        sequence, _ = encode_query(adapters, queries, layer=LAYER)
+        found = decode(adapters, sequence, start * len(queries), max_tokens=6, adapter=None).ids[0]
+        assert found == [token for token in expected if token != theta.eos_id]

@@ -9,6 +9,7 @@ from conftest import MakeTheta, shaken
 
 from ccot_cli.config import DecodingConfig, Settings
 from ccot_cli.data.answers import is_correct
+from ccot_cli.data.problems import Problem
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.errors import ResourceError
 from ccot_cli.models.base.adapters import Adapters
@@ -17,6 +18,7 @@ from ccot_cli.models.methods import chain, method
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.direct import DirectMethod
 from ccot_cli.models.methods.method import Method, MethodInfo, Reply, Seconds, confidence, reply_in_parts
+from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.stages.methods import find_methods
 
 
@@ -97,3 +99,19 @@ def test_every_method_reads_the_same_answer_from_the_same_words(
         answers.append(reply.answer)
     assert answers[0] == answers[1]
     assert is_correct(answers[0], "18") == (text in {" 18", " 18 pens", " $18.00"})
+
+
+def test_a_prompt_that_fills_the_positions_is_answered_with_nothing(make_theta: MakeTheta) -> None:
+    theta = make_theta("gpt2")
+    shots, most = [Problem("1", "Who?", "3 + 4 = 7", "7")], theta.blocks.num_positions
+    assert most is not None
+    method = prompted(ChainMethod(Adapters(theta), 5), "few-shot", shots)
+
+    def length(question: str) -> int:
+        return len(theta.encoder.query(method.phrase(question)))
+
+    # The prompt's last token is fed with the text.
+    full = next(question for count in range(most) if length(question := "pens " * count) == most + 1)
+    [reply, other], _ = method.reply([full, "Why?"])
+    assert (reply.text, reply.is_truncated) == ("", True)
+    assert other.text

@@ -187,3 +187,23 @@ def test_an_epochs_mean_loss_leaves_out_steps_that_were_not_finite(
     log = run(training, tmp_path, Progress(), on_epoch=on_epoch)
     assert log[0]["loss"] is None
     assert means[0] == pytest.approx(fmean(line["loss"] for line in log[1:3]))
+
+
+def test_a_judgement_that_is_not_finite_is_worse_than_any_other(make_theta: MakeTheta, tmp_path: Path) -> None:
+    losses, kept = [nan, inf, 0.5, 0.6, nan, inf], []
+    for halts in ([18], [8, 18]):
+        folder = tmp_path / str(len(halts))
+        folder.mkdir()
+        for halt in halts:
+            theta = make_theta("llama")
+            training = psi_training(shaken(theta, PHI), psi_examples(theta))
+            paths = {"log": folder / "log.jsonl", "checkpoint": folder / "checkpoint.safetensors"}
+
+            def judge(training: Training = training) -> Judgement:
+                return Judgement(0.5, losses[training.optimiser.step_count // 3 - 1])
+
+            with suppress(KeyboardInterrupt):
+                halting = Halting(training, halt)
+                trained = train(training, **paths, label="", checkpoint_steps=4, progress=halting, judge=judge)
+        kept.append(trained.kept_step)
+    assert kept == [9, 9]

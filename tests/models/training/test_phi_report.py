@@ -1,5 +1,8 @@
 """What can be read from φ's tokens."""
 
+import json
+from dataclasses import asdict
+
 from conftest import shaken
 from trainers import LAYER, fresh_queries, phi_examples
 
@@ -27,3 +30,15 @@ def test_the_probe_reads_gold_states_and_not_those_of_an_untrained_generator(lla
     assert len(report.position_errors) == 4
     assert report.loss > 0.5
     assert len(report.norms) == 5
+
+
+def test_without_a_number_to_announce_nothing_is_read(llama: Theta) -> None:
+    examples = phi_examples(llama, 12)
+    [number, word] = (llama.encoder.tokenizer(text, add_special_tokens=False).input_ids[0] for text in ("7", "pens"))
+    for each in examples:
+        each.next_K[:] = word
+    examples[0].next_K[:] = number  # A training problem has one, validation has none.
+    adapters, config = shaken(llama), TrainPhiConfig(autoregressive_layer=LAYER, batch_size=8)
+    report = PhiJudge(adapters, examples[:8], examples[8:], fresh_queries(adapters, examples[8:]), config).report()
+    assert report.gold_read == report.generated_read == [0.0, 0.0]
+    json.dumps(asdict(report), allow_nan=False)

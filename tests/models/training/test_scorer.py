@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import encoded_problems, shaken
+from conftest import as_theta, encoded_problems, shaken
 from torch import Tensor
+from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from ccot_cli.config import ScoreConfig, TrainPsiConfig
 from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.errors import UsageError
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
@@ -194,3 +196,19 @@ def test_training_moves_the_scorer(llama: Theta, kind: str) -> None:
     assert all(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
     states = torch.randn(7, 32, generator=torch.Generator().manual_seed(0))
     assert chain_scores(training.scorer, states).shape == (7,)
+
+
+def test_problems_without_room_for_a_second_chain_are_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+    adapters = shaken(as_theta(GPT2Config(vocab_size=len(tokenizer), **sizes), tokenizer), PSI)
+    training = make_training(adapters)
+    short, full, long = (EncodedProblem("", [5] * 14, [6] * count, [7, 8]) for count in (3, 25, 35))
+    training.problems = [long, short, full]
+    training.decoder = training.decoder.model_copy(update={"batch_size": 1})
+    seen, loss = list[EncodedProblem](), training.loss
+    training.loss = lambda batch, *given, **named: (seen.extend(batch), loss(batch, *given, **named))[1]  # type: ignore[method-assign]
+    assert len(list(training.steps())) == 8
+    assert {len(each.chain) for each in seen} == {3, 25}
+    training.problems = [long]
+    with pytest.raises(UsageError, match="no training problem"):
+        next(training.steps())

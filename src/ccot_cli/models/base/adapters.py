@@ -119,7 +119,8 @@ class Adapters:
         """Attach the adapter saved in `folder`.
 
         Raises:
-            CorruptError: if a file is damaged, or a tensor is missing, unknown, of a wrong shape or not finite.
+            CorruptError: if a file is damaged, a tensor is missing, unknown, of a wrong shape or not finite, or the
+                adapter was trained with another scale than alpha / rank.
         """
         try:
             settings = strict_json((folder / "adapter_config.json").read_bytes())
@@ -129,6 +130,12 @@ class Adapters:
                 raise ValueError(f"rank {rank!r} or alpha {alpha!r} is no positive number")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=retrain_hint(folder.parent)) from error
+        for key in ("use_rslora", "alpha_pattern"):
+            if settings.get(key):
+                raise CorruptError(
+                    f"adapter {folder} has {key}, but ccot scales all layers by lora_alpha / r",
+                    fix=f"train it with lora_alpha alone; if ccot trained it, {retrain_hint(folder.parent)}",
+                )
         self.add(name, rank=rank, alpha=alpha, seed=0)
         self._check(folder, saved, self.state(name))
         set_peft_model_state_dict(self.peft, saved, adapter_name=name)

@@ -4,15 +4,13 @@ The weights of such a file are quantised. They are computed once, and saved as a
 transformers loads like any other model.
 """
 
-import shutil
-import tempfile
 from contextlib import redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
 from ccot_cli.errors import UsageError
-from ccot_cli.files import check_space, remembered_sha256, set_usual_mode, user_cache
+from ccot_cli.files import check_space, commit_folder, remembered_sha256, user_cache
 from ccot_cli.names import SMOLLM2
 
 SUFFIX = ".gguf"
@@ -72,18 +70,13 @@ def unpack(path: Path) -> Path:
         return folder
     if find_spec("gguf") is None:
         raise UsageError(f"{path.name} is a GGUF file, which needs another package", fix="pip install 'ccot-cli[gguf]'")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     check_space(folder.parent, _MOST_GROWTH * path.stat().st_size, fix="free some space")
-    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        _convert(path, part)
-        part.chmod(0o755)
-        for each in part.iterdir():
-            set_usual_mode(each)
-        if not folder.exists():  # Another process may have been faster.
-            part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        with commit_folder(folder) as part:
+            _convert(path, part)
+    except (OSError, UsageError):
+        if not folder.exists():  # Else another process was faster.
+            raise
     return folder
 
 

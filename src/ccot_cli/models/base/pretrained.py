@@ -48,8 +48,10 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
         dtype = torch.float32 if device.type == "cpu" else "auto"
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would report every attempt
     transformers.logging.disable_progress_bar()  # it would draw on stderr while only an answer is asked for
+    unpacked: Path | None = None
     try:
-        source = unpack(file) if file else source
+        unpacked = unpack(file) if file else None
+        source = unpacked or source
         _refuse_foreign_shards(Path(source))
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         # The report tells what does not fit; transformers itself would go on, or raise an error that names nothing.
@@ -68,9 +70,10 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
                 fix="set eos_token in its tokenizer_config.json",
             )
     except SafetensorError as error:
-        raise CorruptError(f"the weights of {config.name} cannot be read: {error}", fix=_FETCH_AGAIN) from error
+        fix = _unpack_again(unpacked) if unpacked else _FETCH_AGAIN
+        raise CorruptError(f"the weights of {config.name} cannot be read: {error}", fix=fix) from error
     except (OSError, ValueError) as error:
-        raise _explain(config.name, error) from error
+        raise _explain(config.name, error, unpacked) from error
     return tokenizer, model
 
 
@@ -117,10 +120,20 @@ def _refuse_other_tensors(name: str, report: Mapping[str, Any]) -> None:
             raise CorruptError(f"the weights of {name} {what} {tensors[0]}{more}", fix=_FETCH_AGAIN)
 
 
-def _explain(name: str, error: Exception) -> CcotError:
-    """Turn an error of transformers into one that says what to do."""
+def _unpack_again(folder: Path) -> str:
+    return f"remove {folder}, where it was unpacked, and run the same command again"
+
+
+def _explain(name: str, error: Exception, unpacked: Path | None) -> CcotError:
+    """Turn an error of transformers into one that says what to do.
+
+    Args:
+        unpacked: Where a GGUF file was unpacked, if it was.
+    """
     text = str(error)
     first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if unpacked:
+        return CorruptError(f"{name} cannot be read: {first_line}", fix=_unpack_again(unpacked))
     if Path(name).expanduser().exists():
         fix = "name a folder with config.json, model.safetensors and a tokenizer, as save_pretrained writes them"
         if Path(name).suffix == SUFFIX:

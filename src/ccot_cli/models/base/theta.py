@@ -22,7 +22,7 @@ from ccot_cli.models.base.pretrained import load_pretrained, weight_files
 from ccot_cli.models.base.threads import use_threads
 
 RESERVED_POSITIONS = 256
-"""Positions left after a query for contemplation tokens, or a chain, and the answer."""
+"""Positions left after a query for contemplation tokens, or a chain, and the answer; half of them if there are few."""
 _FINGERPRINTED = (
     "rope_parameters",
     "rope_theta",
@@ -83,9 +83,9 @@ class Theta:
 
     @property
     def longest_query(self) -> int | None:
-        """Most tokens of a query that leaves `RESERVED_POSITIONS` for what follows; None if there is no limit."""
+        """Most tokens of a query that leaves room for what follows; None if there is no limit."""
         most: int | None = getattr(self.model.config, "max_position_embeddings", None)
-        return None if most is None else most - RESERVED_POSITIONS
+        return None if most is None else most - min(RESERVED_POSITIONS, most // 2)
 
     @property
     def eos_id(self) -> int:

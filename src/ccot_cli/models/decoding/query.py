@@ -35,6 +35,8 @@ def encode_query(
     """
     theta = adapters.theta
     ids_BN, mask_BN = pad_left(queries, fill=theta.pad_id, device=theta.device)
+    if not ids_BN.numel():  # A column of padding, which an empty query has beside others.
+        ids_BN, mask_BN = ids_BN.new_full((len(queries), 1), theta.pad_id), mask_BN.new_zeros(len(queries), 1)
     num_columns, most = ids_BN.shape[1], theta.blocks.num_positions
     if most is not None and num_columns > most:
         raise UsageError(

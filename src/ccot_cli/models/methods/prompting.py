@@ -45,6 +45,6 @@ def prompted(plain: ChainMethod, name: PromptingName, shots: Sequence[Problem]) 
         name=name,
         # After the answer, the model would go on with a problem that it invents. Decoding the whole text is slow, so it
         # is checked at the ends of lines only.
-        is_done=lambda ids: ids[-1] in encoder.line_breaks and has_whole_answer(encoder.decode(ids)),
+        is_done=lambda ids: bool(ids) and ids[-1] in encoder.line_breaks and has_whole_answer(encoder.decode(ids)),
         shots=shots,
     )

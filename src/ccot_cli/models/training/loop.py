@@ -196,10 +196,17 @@ def _first_loss(lines: list[dict[str, Any]]) -> float:
 
 
 def _best_step(lines: list[dict[str, Any]]) -> int:
-    """Return the first step with the best judgement; the last step if none was judged."""
+    """Return the first step with the best judgement; the last step if none was judged.
+
+    A loss that is not finite, null in a log that was read, is the worst.
+    """
+
+    def goodness(line: dict[str, Any]) -> tuple[float, float]:
+        loss = line["validation_loss"]
+        return line["validation_right"], -loss if loss is not None and isfinite(loss) else -inf
+
     judged = [line for line in lines if "validation_right" in line]
-    best = max(judged, key=lambda line: (line["validation_right"], -line["validation_loss"]), default=lines[-1])
-    return int(best["step"])
+    return int(max(judged, key=goodness, default=lines[-1])["step"])
 
 
 def _mean_loss(lines: list[dict[str, Any]]) -> float:

@@ -37,7 +37,7 @@ class PhiReport:
     position_errors: list[float]
     """Mean scaled error of the first, second, ... token, over indices l..L."""
     gold_read: list[float]
-    """Accuracy of the probe on gold states, at l and at L; 0 if no chain writes numbers."""
+    """Accuracy of the probe on gold states, at l and at L; 0 if there is no number to read."""
     generated_read: list[float]
     """Its accuracy on generated states, at l and at L."""
     norms: list[float]
@@ -134,6 +134,8 @@ class PhiJudge:
     def _accuracies(self, states_IMD: Tensor, labels_M: Tensor) -> list[float]:
         """Compute the probes' accuracies on tokens that precede numbers, at l and at L."""
         is_number_M = self._is_number_V[labels_M]
+        if not bool(is_number_M.any()):
+            return [0.0 for _ in self._probes]
         return [
             float(probe.is_right(states_MD[is_number_M], labels_M[is_number_M]).float().mean()) if probe else 0.0
             for probe, states_MD in zip(self._probes, states_IMD, strict=True)

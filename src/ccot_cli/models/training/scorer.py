@@ -20,6 +20,7 @@ from torch import Tensor
 from ccot_cli.config import ScoreConfig, TrainPsiConfig
 from ccot_cli.data.batches import bucketed
 from ccot_cli.data.prompts import EncodedProblem
+from ccot_cli.errors import UsageError
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.selection.scorer import Scorer
@@ -51,7 +52,10 @@ class ScorerTraining:
     def steps(self) -> Iterator[float]:
         """Take all steps; yield each one's loss.
 
+        A problem is left out if the model has too few positions for its query and twice its chain.
+
         Raises:
+            UsageError: if no problem is left.
             DivergedError: if several steps in a row, or the last one, are not finite.
             ResourceError: if a single example does not fit into memory.
         """
@@ -60,20 +64,31 @@ class ScorerTraining:
         # The scorer ends in a vector, and Muon is for matrices.
         decoder = Optimiser.from_config(parameters, self.decoder, num_steps=self.config.scorer_steps)
         head = torch.optim.AdamW(self.scorer.layers.parameters(), lr=1e-2, weight_decay=0.0)
-        lengths = [len(each.query) + 2 * len(each.chain) for each in self.problems]
+        problems = self._short_problems()
+        lengths = list(map(_length, problems))
         shuffler = random.Random(self.config.seed)
         generator = torch.Generator().manual_seed(self.config.seed)
         while decoder.step_count < decoder.num_steps:
             for batch in bucketed(lengths, batch_size=self.decoder.batch_size, shuffler=shuffler):
                 if decoder.step_count == decoder.num_steps:
                     return
-                problems = [self.problems[number] for number in batch]
-                ratio, jitter_BS = shuffler.choice(RATIOS), _jitter(problems, generator)
-                loss = decoder.step_on(range(len(problems)), partial(self._part_loss, head, problems, ratio, jitter_BS))
+                whole = [problems[number] for number in batch]
+                ratio, jitter_BS = shuffler.choice(RATIOS), _jitter(whole, generator)
+                loss = decoder.step_on(range(len(whole)), partial(self._part_loss, head, whole, ratio, jitter_BS))
                 gradients = [each.grad for each in self.scorer.layers.parameters() if each.grad is not None]
                 if all(bool(gradient.isfinite().all()) for gradient in gradients):
                     head.step()
                 yield loss
+
+    def _short_problems(self) -> list[EncodedProblem]:
+        most = self.adapters.theta.blocks.num_positions
+        short = [each for each in self.problems if most is None or _length(each) <= most]
+        if not short:
+            raise UsageError(
+                f"no training problem fits into {most:,} positions with its chain twice, as the learned scorer needs",
+                fix="set score.selector to another one, such as predictive",
+            )
+        return short
 
     def _part_loss(
         self,
@@ -157,6 +172,11 @@ class ScorerTraining:
         # The value is 0; the gradient is that of the score.
         bias_BS = torch.where(is_selected_BS, scores_BS - scores_BS.detach(), 0.0)
         return bias_BS.masked_fill(~(is_selected_BS | is_query_BS), float("-inf"))
+
+
+def _length(problem: EncodedProblem) -> int:
+    """Count the positions that a problem takes: the chain is read, and then written."""
+    return len(problem.query) + 2 * len(problem.chain)
 
 
 def _jitter(problems: Sequence[EncodedProblem], generator: torch.Generator) -> Tensor:

@@ -1,15 +1,18 @@
 """How many tokens a method has, and how a curriculum takes the chain away."""
 
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
-from conftest import shaken
+from conftest import as_theta, shaken
 from setups import RATIO, examples_of, make_setup
+from transformers import GPT2Config, PreTrainedTokenizerFast
 
+from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.adapters import PSI
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.training.recipes.base import usual_length
+from ccot_cli.models.training.recipes.base import Recipe, usual_length
 from ccot_cli.models.training.recipes.chain import ImplicitCotRecipe
 from ccot_cli.models.training.recipes.coconut import THOUGHTS, CoconutRecipe
 from ccot_cli.models.training.recipes.pause import FillerRecipe, PauseRecipe
@@ -52,3 +55,26 @@ def test_a_few_very_long_chains_do_not_stretch_a_curriculum(llama: Theta) -> Non
     latent = CoconutRecipe()
     latent.training(setup)
     assert latent.num_tokens(setup) == THOUGHTS * most < THOUGHTS * llama.encoder.lines(long.chain)[-1]
+
+
+@pytest.mark.parametrize("recipe", [PauseRecipe(), FillerRecipe(), CoconutRecipe()])
+def test_no_more_tokens_are_learned_than_the_model_has_positions_for(
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe
+) -> None:
+    sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+    theta = as_theta(GPT2Config(vocab_size=len(tokenizer), **sizes), tokenizer)
+    setup = make_setup(shaken(theta, PSI), epochs=4)
+    line = [6, 6, *theta.encoder.tokenizer("\n", add_special_tokens=False).input_ids]
+    marker = len(theta.encoder.answer_marker)
+    # One query leaves two positions, and its chain is short; the others' chains are long.
+    tight = EncodedProblem("", [5] * (64 - 2 - marker - 2), [6, 6], [7, 8])
+    setup = replace(
+        setup, problems=[tight, *[EncodedProblem("", [5] * 9, line * 13, [7, 8])] * 5], ratio=Decimal("0.2")
+    )
+    training, numbers = recipe.training(setup), range(6)
+    for epoch in range(4):
+        training.optimiser.step_count = epoch * training.steps_per_epoch
+        training.part_loss(numbers, numbers)
+    assert [each.num_tokens for each in examples_of(training, 3)] == [2, *[recipe.num_tokens(setup)] * 5]
+    [judged] = recipe.held_out(setup, [tight]).examples
+    assert judged.num_tokens == 2

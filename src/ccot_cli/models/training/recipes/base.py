@@ -86,6 +86,14 @@ class RecipeSetup:
         return length if epoch >= self.num_falling else epoch * length // self.num_falling
 
 
+def within_positions(setup: RecipeSetup, example: PsiExample) -> PsiExample:
+    """Drop tokens between query and answer that the model has no positions for, as the method does when it answers."""
+    most = setup.adapters.theta.blocks.num_positions
+    if most is None:
+        return example
+    return replace(example, num_tokens=min(example.num_tokens, most - (example.length - example.num_tokens)))
+
+
 class Recipe(ABC):
     """Trains one method; how the method answers is in `models/methods`. Call `training` first."""
 
@@ -116,7 +124,7 @@ class Recipe(ABC):
             problem: A training problem, or another one.
         """
         marker = setup.adapters.theta.encoder.answer_marker
-        return PsiExample(problem.query, marker, problem.answer, self.num_tokens(setup))
+        return within_positions(setup, PsiExample(problem.query, marker, problem.answer, self.num_tokens(setup)))
 
     def context(self, setup: RecipeSetup) -> Context:
         """Make what ψ reads of the problems before it answers; by default the query, under ψ itself."""

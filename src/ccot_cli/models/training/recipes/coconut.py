@@ -16,7 +16,7 @@ from ccot_cli.models.methods.coconut import add_thoughts
 from ccot_cli.models.training.contexts import Prefix, QueryContext
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.psi import PsiTraining
-from ccot_cli.models.training.recipes.base import Recipe, RecipeSetup, usual_length
+from ccot_cli.models.training.recipes.base import Recipe, RecipeSetup, usual_length, within_positions
 from ccot_cli.models.training.recipes.chain import chain_example
 
 THOUGHTS = 2
@@ -52,7 +52,7 @@ class CoconutRecipe(Recipe):
                 for problem, each in zip(setup.problems, lines, strict=True)
             ]
             return [
-                replace(chain_example(setup, problem, chain), num_tokens=THOUGHTS * stage)
+                _with_thoughts(setup, chain_example(setup, problem, chain), stage)
                 for problem, chain in zip(setup.problems, chains, strict=True)
             ]
 
@@ -61,7 +61,7 @@ class CoconutRecipe(Recipe):
         return self._training(setup, examples, stages=stages)
 
     def example(self, setup: RecipeSetup, problem: EncodedProblem) -> PsiExample:
-        return replace(chain_example(setup, problem, []), num_tokens=self.num_tokens(setup))
+        return _with_thoughts(setup, chain_example(setup, problem, []), self._num_lines)
 
     def context(self, setup: RecipeSetup) -> CoconutContext:
         return CoconutContext(setup.adapters)
@@ -72,6 +72,10 @@ class CoconutRecipe(Recipe):
 
     def num_tokens(self, setup: RecipeSetup) -> int:
         return THOUGHTS * self._num_lines
+
+
+def _with_thoughts(setup: RecipeSetup, example: PsiExample, num_lines: int) -> PsiExample:
+    return within_positions(setup, replace(example, num_tokens=THOUGHTS * num_lines))
 
 
 def _from_line(chain: list[int], lines: list[int], first: int) -> list[int]:
