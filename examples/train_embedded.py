@@ -246,12 +246,15 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
 - θ's examples: 85 % are fresh problems of the generator's train split; in 15 % of these, nouns and names are words that
   do not exist. 10 % are sums alone. 5 % are problems of GSM8K's training file (MIT; Cobbe et al., 2021) whose steps are
   whole numbers below 1,000; one in ten of them is held out. The tokenizer is from the first run.
-- The methods, seed 0, in parts. φ at r = 0.1 and `direct` (782 steps, rank 32) learned from 50,000 such problems of
-  1 to 6 steps, with code that kept `direct`'s last weights instead of its best ones. φ at r = 0.3 went on from
+- The methods, seed 0, in parts. A first φ at r = 0.1 and `direct` (782 steps, rank 32) learned from 50,000 such problems
+  of 1 to 6 steps, with code that kept `direct`'s last weights instead of its best ones. φ at r = 0.3 went on from
   there, then for 938 steps with 30,000 fresh problems, and at last for 5,067 with 36,000 others (an eighth of these
-  are GSM8K's and their retellings, the others generated). ψ of both ratios then began anew, with rank 64, and had
-  3,378 steps with these 36,000; at r = 0.3 its weights after 1,500 did best on validation problems and were kept.
-  The other settings are those of `ccot init`, but for what `examples/train_embedded.py` names.
+  are GSM8K's and their retellings, the others generated). ψ at r = 0.3 then began anew, with rank 64; of its 3,378
+  steps with these 36,000 the weights after 1,500 did best on validation problems and were kept. φ at r = 0.1 began
+  once more, from that of r = 0.3: 500 steps with 8,000 and 1,689 with 36,000 fresh problems (27 % of them GSM8K's and
+  their retellings), at a rate of 0.006. Only this one has the first extra token in the chain's first line; r = 0.3 has
+  it at the end. ψ at r = 0.1, of rank 64, took 1,689 steps with the same 36,000. The other settings are those of `ccot
+  init`, but for what `examples/train_embedded.py` names.
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator.

@@ -30,7 +30,7 @@ from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded/decoders")
 SETTINGS: dict[str, Any] = {
-    "data.limit": 36_000,
+    "data.limit": 20_000,
     "data.validation_limit": 500,
     "data.steps": (1, 6),
     "data.seed": 20_000_000,

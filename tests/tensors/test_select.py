@@ -85,7 +85,7 @@ def test_only_the_last_token_of_a_word_is_taken_from_a_segment() -> None:
     assert best_of_each(every_second, [0] * 6, 2, rounds=2, words=[0, 0, 1, 1, 2, 2]) == [1, 5]
 
 
-def test_every_segment_gives_as_many_tokens_the_first_one_more_and_the_chains_end_the_rest() -> None:
+def test_every_segment_gives_as_many_tokens_a_first_and_only_one_a_second_and_the_chains_end_the_rest() -> None:
     scores = torch.tensor([1.0, 9.0, 2.0, 5.0, 7.0, 8.0, 3.0, 3.0, 0.0])
     segments = [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert best_of_each(scores, segments, 3, rounds=1) == [1, 5, 7]
@@ -95,15 +95,15 @@ def test_every_segment_gives_as_many_tokens_the_first_one_more_and_the_chains_en
     assert best_of_each(scores, segments, 9, rounds=1) == list(range(9))
     # The second round: two before the middle segment's best, the better-scored others elsewhere.
     assert best_of_each(scores, segments, 6, rounds=2) == [1, 2, 3, 5, 6, 7]
-    assert best_of_each(scores, segments, 7, rounds=2) == [0, 1, 2, 3, 5, 6, 7]
-    assert best_of_each(scores, segments, 8, rounds=2) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert best_of_each(scores, segments, 7, rounds=2) == [1, 2, 3, 5, 6, 7, 8]
 
 
-def test_what_the_first_segment_gives_more_comes_before_its_best_word() -> None:
+def test_if_segments_give_one_token_the_first_gives_another_before_its_best_word() -> None:
     scores = torch.tensor([3.0, 1.0, 2.0, 1.0, 9.0, 1.0, 8.0, 1.0, 2.0, 1.0, 9.0, 1.0])
     segments = [0] * 6 + [1] * 6
     assert best_of_each(scores, segments, 3, rounds=1) == [2, 4, 10]
     assert best_of_each(scores[:6], segments[:6], 2, rounds=1) == [2, 4]
+    assert best_of_each(scores, segments, 5, rounds=2) == [2, 4, 8, 10, 11]
 
 
 def test_if_tokens_do_not_suffice_for_all_segments_the_last_give_none() -> None:

@@ -75,14 +75,14 @@ def num_rounds(ratio: Decimal, num_tokens: int, num_segments: int) -> int:
 def best_of_each(
     scores: Tensor, segments: list[int], num_tokens: int, *, rounds: int, words: list[int] | None = None
 ) -> list[int]:
-    """Take the same number of tokens from every segment, one more from the first, and the rest from the chain's end.
+    """Take the same number of tokens from every segment, and the rest from the end of the chain.
 
     A segment is a line of the chain, one reasoning step. Only the last token of a word is taken, because the word after
     it is what it announces. Within a segment the best word by score comes first, then every second word before it, the
     nearest first (they hold what the best one is computed from), then the others by score. Each round takes one token
-    from every segment that has one left. If k is not used up, the first segment gives one more: nothing comes before
-    it, so a generator would otherwise have to find the first result's numbers and compute it in the same token. What
-    is left then goes to the chain's last tokens. So the next token can be told from those before it. A choice that
+    from every segment that has one left. If every segment gives only one, the first one gives a second: nothing comes
+    before it, so a generator would otherwise have to find the first result's numbers and compute it in the same token.
+    What is left then goes to the chain's last tokens. So the next token can be told from those before it. A choice that
     depended on k would depend on the length of a chain that is not written yet.
 
     If k does not suffice for a round, the last segment comes first, because it holds the result, then the others in
@@ -94,7 +94,7 @@ def best_of_each(
         scores: One number for each of the m chain tokens.
         segments: The number of each token's segment, not decreasing: m.
         num_tokens: k.
-        rounds: Most tokens to take from a segment but for the first, before the end of the chain gets the rest.
+        rounds: Most tokens to take from a segment before what is left of k is given away.
         words: The number of each token's word, not decreasing: m. By default every token is a word.
     """
     words = list(range(len(segments))) if words is None else words
@@ -103,7 +103,8 @@ def best_of_each(
     order = (last, *earlier) if num_tokens > len(earlier) else (*earlier, last)
     ranked = {each: _ranked(scores, [end for end in ends if segments[end] == each]) for each in order}
     taken = [ranked[each][rank] for rank in range(rounds) for each in order if rank < len(ranked[each])]
-    taken += ranked[segments[0]][rounds : rounds + 1]
+    if rounds == 1:
+        taken += ranked[segments[0]][1:2]
     left = [position for position in reversed(range(len(segments))) if position not in taken]
     return sorted([*taken, *left][:num_tokens])
 
