@@ -229,7 +229,7 @@ def test_test_questions_that_are_too_long_are_left_out(make_run: MakeRun, tmp_pa
     told = Told()
     result = evaluate.run(run.workspace, run.settings, names=("direct",), progress=told)
     assert [row.n for row in result.rows] == [2]
-    assert "1 questions have more than 256 tokens: left out" in told.said
+    assert "1 questions are too long for the model: left out" in told.said
     write(900)
     with pytest.raises(UsageError, match="no question is short enough"):
         evaluate.run(run.workspace, run.settings, names=("direct",), progress=told)
@@ -268,15 +268,15 @@ def test_questions_whose_prompts_are_too_long_are_left_out(make_run: MakeRun, tm
         lines = [json.dumps({"question": question, "answer": "3 + 4 = 7\n#### 7"}) for question in questions]
         (tmp_path / name).write_text("\n".join(lines))
 
-    write("train.jsonl", *[20] * 8)
-    write("test.jsonl", 3, 70, 2)
+    write("train.jsonl", *[84] * 8)
+    write("test.jsonl", 3, 82, 2)
     evaluated = partial(evaluate.run, run.workspace, run.settings, saves=False)
     told = Told()
     result = evaluated(names=("cot", "zero-shot", "few-shot"), progress=told)
     assert [(row.method, row.n) for row in result.rows] == [("cot", 2), ("zero-shot", 2), ("few-shot", 2)]
-    assert "1 questions have more than 256 tokens: left out" in told.said
+    assert "1 questions are too long for the model: left out" in told.said
     assert [row.n for row in evaluated(names=("cot",), progress=told).rows] == [3]
-    write("train.jsonl", *[90] * 8)
+    write("train.jsonl", *[180] * 8)
     with pytest.raises(UsageError, match="no question is short enough") as caught:
         evaluated(names=("cot", "few-shot"), progress=told)
     assert "eval.shots" in caught.value.fix

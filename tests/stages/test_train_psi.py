@@ -88,7 +88,8 @@ def test_rollouts_end_at_k_or_later_where_end_might_miss_it(
             super().__init__(adapters, examples, context, config)
 
     monkeypatch.setattr(train_psi, "PsiTraining", Watched)
-    run = make_run(**{"train_psi.ends": ends, "train_psi.unfreeze": unfreeze, "train_psi.epochs": 3})
+    changes = {"score.selector": "even", "train_psi.ends": ends, "train_psi.unfreeze": unfreeze, "train_psi.epochs": 3}
+    run = make_run(**changes)
     run.precompute()
     run.score()
     run.train_phi()

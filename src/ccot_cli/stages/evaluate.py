@@ -4,7 +4,7 @@ import json
 import platform
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -198,17 +198,17 @@ def problems_to_ask(
     """
     problems = load_test(methods.data, limit=limit, seed=settings.eval.seed, steps=settings.eval.steps)
     if (longest := methods.theta.longest_query) is not None:
-        prompted = [each.load() for each in loadable if each.name in PROMPTING]
-        phrasings: list[Callable[[str], str]] = [
-            str,
-            *(method.phrase for method in prompted if isinstance(method, PromptedMethod)),
-        ]
-        prompts = [[replace(each, question=phrase(each.question)) for each in problems] for phrase in phrasings]
-        encoded = zip(*map(methods.theta.encoder.problems, prompts), strict=True)
-        lengths = (max(len(each.query) for each in same) for same in encoded)
-        short = [problem for problem, length in zip(problems, lengths, strict=True) if length <= longest]
+        encoder, most = methods.theta.encoder, methods.theta.blocks.num_positions
+        prompted = [each.load() for each in loadable if most is not None and each.name in PROMPTING]
+        phrasings = [method.phrase for method in prompted if isinstance(method, PromptedMethod)]
+
+        def fits(question: str) -> bool:
+            prompts = (encoder.query(phrase(question)) for phrase in phrasings)
+            return len(encoder.query(question)) <= longest and all(most is None or len(each) < most for each in prompts)
+
+        short = [problem for problem in problems if fits(problem.question)]
         if len(short) < len(problems):
-            progress.say(f"{len(problems) - len(short):,} questions have more than {longest:,} tokens: left out")
+            progress.say(f"{len(problems) - len(short):,} questions are too long for the model: left out")
         if not short:
             raise UsageError(
                 "no question is short enough for the model",
