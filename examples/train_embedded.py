@@ -246,8 +246,8 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
 - θ's examples: 85 % are fresh problems of the generator's train split; in 15 % of these, nouns and names are words that
   do not exist. 10 % are sums alone. 5 % are problems of GSM8K's training file (MIT; Cobbe et al., 2021) whose steps are
   whole numbers below 1,000; one in ten of them is held out. The tokenizer is from the first run.
-- The methods, seed 0, in parts. A first φ at r = 0.1 and `direct` (782 steps, rank 32) learned from 50,000 such problems
-  of 1 to 6 steps, with code that kept `direct`'s last weights instead of its best ones. φ at r = 0.3 went on from
+- The methods, seed 0, in parts. A first φ at r = 0.1 and `direct` (782 steps, rank 32) learned from 50,000 such
+  problems of 1 to 6 steps, with code that kept `direct`'s last weights, not its best ones. φ at r = 0.3 went on from
   there, then for 938 steps with 30,000 fresh problems, and at last for 5,067 with 36,000 others (an eighth of these
   are GSM8K's and their retellings, the others generated). ψ at r = 0.3 then began anew, with rank 64; of its 3,378
   steps with these 36,000 the weights after 1,500 did best on validation problems and were kept. φ at r = 0.1 began
