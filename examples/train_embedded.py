@@ -255,6 +255,8 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   their retellings), at a rate of 0.006. Only this one has the first extra token in the chain's first line; r = 0.3 has
   it at the end. ψ at r = 0.1, of rank 64, took 1,689 steps with the same 36,000. The other settings are those of `ccot
   init`, but for what `examples/train_embedded.py` names.
+- `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 2,500 steps of 32, from 20,000 generated
+  problems of 1 to 6 steps (`python examples/train_embedded_decoder.py 0.1`).
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator.

@@ -17,6 +17,7 @@ from ccot_cli import load
 from ccot_cli.cli.app import run
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
+from ccot_cli.data.arithmetic import results_in
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.errors import MissingError
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
@@ -94,6 +95,21 @@ def test_it_answers_the_question_that_it_misses(typed: dict[str, AskResult]) -> 
 
 def test_the_written_chain_answers_that_question() -> None:
     assert Asker(None, Settings(), Decimal(1)).ask(MISSED).answer == TYPED[MISSED]
+
+
+def test_its_decoder_writes_out_most_results_of_right_answers(methods: Methods) -> None:
+    config = Settings().data
+    problems = load_test(config, limit=96, seed=7, steps=(1, 2))
+    method = methods.explaining(methods.load(Decimal("0.1")))
+    replies, _ = method.reply([problem.question for problem in problems])
+    right = [
+        (results_in(reply.explanation or ""), results_in(problem.chain))
+        for reply, problem in zip(replies, problems, strict=True)
+        if is_correct(reply.answer, problem.answer)
+    ]
+    found = [result in explained for explained, results in right for result in results]
+    assert len(found) >= 30
+    assert sum(found) >= 0.65 * len(found)
 
 
 def test_what_a_new_user_types_is_in_its_domain(typed: dict[str, AskResult]) -> None:
