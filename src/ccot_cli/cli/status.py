@@ -155,7 +155,7 @@ def _cells(row: StatusRow, now: datetime) -> list[str]:
     return [f"  {row.stage}", row.key or "", row.state, size, created, remark]
 
 
-_NOT_SHOWN = ("batch_tokens", "num_bytes", "prompt", "ratio", "seconds")
+_NOT_SHOWN = ("batch_tokens", "num_bytes", "ratio", "seconds")
 """Figures of a summary that the table leaves out."""
 
 

@@ -220,7 +220,6 @@ def _write_problems(folder: Path, stored: list[StoredProblem]) -> None:
 
 
 def _ready_result(ready: Artifact) -> PrecomputeResult:
-    # `score` reads `batch_tokens`; what was made earlier holds the prompt too.
-    beside = ("batch_tokens", "prompt")
-    recorded = {name: value for name, value in ready.manifest.summary.items() if name not in beside}
+    # `batch_tokens` is for `score`.
+    recorded = {name: value for name, value in ready.manifest.summary.items() if name != "batch_tokens"}
     return ready.read_as(PrecomputeResult, {**recorded, "was_ready": True})
