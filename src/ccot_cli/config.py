@@ -278,6 +278,8 @@ class TrainPsiConfig(Section):
     """Logit that END must exceed to stop [0]; `ends: late` may want a higher one."""
     checkpoint_steps: int = Field(default=200, ge=1)
     """Steps between checkpoints, from which an interrupted run resumes."""
+    start: str | None = None
+    """Folder of an adapter to start from, such as another ψ; null: a new one."""
     seed: Seed = 0
     """Seed of the order of problems and of the adapter's first weights."""
 
@@ -390,7 +392,14 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     return config
 
 
-PATH_SETTINGS = ("model.name", "data.source", "data.validation_source", "data.test_source", "train_phi.start")
+PATH_SETTINGS = (
+    "model.name",
+    "data.source",
+    "data.validation_source",
+    "data.test_source",
+    "train_phi.start",
+    "train_psi.start",
+)
 """Settings that may name a file or a folder."""
 
 

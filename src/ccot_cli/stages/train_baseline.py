@@ -22,6 +22,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.methods import baseline_key
 from ccot_cli.stages.problems import read_problems
+from ccot_cli.stages.start import Start, attach, find_psi
 from ccot_cli.stages.validation import MOST_JUDGED, calibrate, caps, changed_figures, validate
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -67,7 +68,9 @@ def run(
         selected: Key of the `score` artifact, for a method that reads gold states; that of the ratio by default.
 
     Raises:
-        MissingError: if `precompute` has not run, or `score` for a method that reads gold states.
+        MissingError: if `precompute` has not run, or `score` for a method that reads gold states, or there is no
+            adapter to start from.
+        UsageError: if the adapter to start from has another rank or alpha.
         ResourceError: if a single problem does not fit into memory.
     """
     source = workspace.require(PRECOMPUTE)
@@ -75,13 +78,15 @@ def run(
     scored = workspace.require(SCORE, selected or ratio_name(ratio)) if RECIPES[method].reads_gold else None
     if scored is not None:
         inputs[scored.name] = scored.fingerprint
+    start = find_psi(settings.train_psi)
+    inputs |= start.inputs if start else {}
     key = baseline_key(method, ratio) + variant
     spec = ArtifactSpec(TRAIN_BASELINE, key, stage_config(settings, TRAIN_BASELINE), inputs, tuple(overrides))
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainBaselineResult)):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
     theta = load_matching_theta(settings, source)
     with building(workspace, spec, progress) as build:
-        result = _train(theta, settings, method, ratio, source, scored, build, progress)
+        result = _train(theta, settings, method, ratio, source, scored, start, build, progress)
         build.summary.update(asdict(result))
     return result
 
@@ -93,11 +98,12 @@ def _train(
     ratio: Decimal,
     source: Artifact,
     scored: Artifact | None,
+    start: Start | None,
     build: Build,
     progress: Progress,
 ) -> TrainBaselineResult:
     config, adapters = settings.train_psi, Adapters(theta)
-    adapters.add(PSI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
+    attach(adapters, PSI, config, start)
     stored = read_problems(source)
     recipe, fixed = RECIPES[name](), fixed_ratio(name)
     ratio = ratio if fixed is None else fixed

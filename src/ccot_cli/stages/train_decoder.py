@@ -27,6 +27,7 @@ from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.explanations import measure_explanations
 from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
+from ccot_cli.stages.start import Start, attach, find_psi
 from ccot_cli.stages.validation import MOST_JUDGED, caps
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -66,8 +67,8 @@ def run(
     The problems are those that `precompute` read, but for settings of `data` among the overrides.
 
     Raises:
-        MissingError: if there is no trained ψ for this ratio.
-        UsageError: if the source of the problems is missing.
+        MissingError: if there is no trained ψ for this ratio, or no adapter to start from.
+        UsageError: if the source of the problems is missing, or the adapter to start from has another rank or alpha.
         ResourceError: if a single problem does not fit into memory.
     """
     key = ratio_name(ratio)
@@ -78,11 +79,12 @@ def run(
     settings = settings.model_copy(update={"data": data})
     # Options that `precompute` was given hold here too, so that they do not look like changes of ccot.yaml.
     inherited = [name for name in source.manifest.overrides if name.startswith("data.")]
+    start = find_psi(settings.train_psi)
     spec = ArtifactSpec(
         TRAIN_DECODER,
         key,
         stage_config(settings, TRAIN_DECODER),
-        {TRAIN_PSI: psi.fingerprint},
+        {TRAIN_PSI: psi.fingerprint} | (start.inputs if start else {}),
         (*overrides, *(name for name in inherited if name not in overrides)),
     )
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainDecoderResult)):
@@ -93,7 +95,7 @@ def run(
     method = load_method(adapters, psi.folder, settings.decoding)
     assert isinstance(method, CcotMethod)
     with building(workspace, spec, progress) as build:
-        result = _train(method, settings, build, progress)
+        result = _train(method, settings, start, build, progress)
         build.summary.update(asdict(result))
     return result
 
@@ -103,9 +105,11 @@ def _values(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(settings.data, name) for name in (each.removeprefix("data.") for each in names)}
 
 
-def _train(method: CcotMethod, settings: Settings, build: Build, progress: Progress) -> TrainDecoderResult:
+def _train(
+    method: CcotMethod, settings: Settings, start: Start | None, build: Build, progress: Progress
+) -> TrainDecoderResult:
     config, adapters = settings.train_psi, method.adapters
-    adapters.add(DECODER, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
+    attach(adapters, DECODER, config, start)
     loaded = load_training(settings.data)
     for note in loaded.notes:
         progress.say(note)

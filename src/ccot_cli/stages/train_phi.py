@@ -1,7 +1,6 @@
 """Train φ, the generator of contemplation tokens (paper, section 4.1)."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import cached_property, partial
@@ -14,9 +13,9 @@ import torch
 
 from ccot_cli import ranks
 from ccot_cli.config import AUTO, Settings, TrainPhiConfig, stage_config
-from ccot_cli.errors import DivergedError, MissingError, UsageError
-from ccot_cli.files import check_space, sha256_of
-from ccot_cli.models.base.adapters import ADAPTER_FILE, PHI, Adapters
+from ccot_cli.errors import DivergedError, UsageError
+from ccot_cli.files import check_space
+from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import GoldExample
@@ -26,10 +25,11 @@ from ccot_cli.models.training.phi_joint import JointTraining
 from ccot_cli.models.training.phi_layerwise import LayerReport, stored_bytes, train_layerwise
 from ccot_cli.models.training.phi_report import PhiJudge, PhiReport
 from ccot_cli.models.training.queries import Queries
-from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_PHI, parse_ratio, ratio_name
+from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_PHI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.query_cache import open_queries
+from ccot_cli.stages.start import attach, find_phi
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
@@ -77,9 +77,8 @@ def run(
     scored = workspace.require(SCORE, selected or key)
     source = workspace.require(PRECOMPUTE)
     inputs = {workspace.input_name(scored, key): scored.fingerprint}
-    start = _find_start(workspace, settings.train_phi, key)
-    if start is not None:
-        inputs[start.name] = start.fingerprint
+    start = find_phi(workspace, settings.train_phi, key)
+    inputs |= start.inputs if start else {}
     spec = ArtifactSpec(TRAIN_PHI, key, stage_config(settings, TRAIN_PHI), inputs, tuple(overrides))
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPhiResult)):
         return ready
@@ -88,10 +87,7 @@ def run(
     _check(config, theta)
     scored.check()
     adapters = Adapters(theta)
-    if start is None:
-        adapters.add(PHI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
-    else:
-        _load_start(adapters, start, config)
+    attach(adapters, PHI, config, start)
     examples = load_examples(theta, source, scored)
     with building(workspace, spec, progress) as build:
         job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)
@@ -136,61 +132,6 @@ def _with_layer(config: TrainPhiConfig, scored: Artifact, theta: Theta, progress
     reason = "the lowest that holds nearly as much as L" if found else "L/2, because no probe tells"
     progress.say(f"l = {layer} of {theta.num_layers}: {reason}")
     return config.model_copy(update={"autoregressive_layer": layer})
-
-
-@dataclass(frozen=True)
-class _Start:
-    """A trained φ to start from."""
-
-    name: str
-    """Of the artifact, or of the adapter's folder."""
-    fingerprint: str
-    folder: Path
-
-
-def _find_start(workspace: Workspace, config: TrainPhiConfig, key: str) -> _Start | None:
-    """Find the φ to start from; None if the settings name none.
-
-    Raises:
-        MissingError: if there is no such φ.
-        UsageError: if it is the one to be trained.
-        CorruptError: if its artifact is damaged.
-    """
-    if config.start is None:
-        return None
-    folder = Path(config.start)
-    if (weights := folder / ADAPTER_FILE).is_file():
-        return _Start(str(folder), sha256_of(weights), folder)
-    start_key = config.start
-    with suppress(ValueError):
-        start_key = ratio_name(parse_ratio(start_key))
-    if start_key == key:
-        raise UsageError(f"φ of {key} cannot start from itself", fix="name another key, or none, in train_phi.start")
-    if start_key not in workspace.finished(TRAIN_PHI):
-        usable = ", ".join(workspace.keys(TRAIN_PHI)) or "none yet"
-        raise MissingError(
-            f"{workspace.name} has no φ {config.start!r} to start from",
-            fix=f"train it, or name another ({usable}) or an adapter's folder",
-        )
-    artifact = workspace.require(TRAIN_PHI, start_key)
-    artifact.check()
-    return _Start(artifact.name, artifact.fingerprint, artifact.path(PHI))
-
-
-def _load_start(adapters: Adapters, start: _Start, config: TrainPhiConfig) -> None:
-    """Load the φ to start from.
-
-    Raises:
-        CorruptError: if it cannot be read, or does not fit the model.
-        UsageError: if its rank or alpha is not that of the settings.
-    """
-    adapters.load(PHI, start.folder)
-    for name, trained_with in zip(("lora_rank", "lora_alpha"), adapters.rank_and_alpha(PHI), strict=True):
-        if trained_with != getattr(config, name):
-            raise UsageError(
-                f"{start.name} was trained with {name} {trained_with}, not {getattr(config, name)}",
-                fix=f"set train_phi.{name} to {trained_with}",
-            )
 
 
 @dataclass

@@ -31,6 +31,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.query_cache import open_queries
+from ccot_cli.stages.start import Start, attach, find_psi
 from ccot_cli.stages.validation import MOST_JUDGED, calibrate, caps, changed_figures, validate_method
 from ccot_cli.tensors.probes import fit_logistic
 from ccot_cli.tensors.select import num_kept
@@ -81,17 +82,20 @@ def run(
         generator: Key of the φ to start from; by default the same key as that of the new artifact.
 
     Raises:
-        MissingError: if an earlier stage has not run for this ratio.
+        MissingError: if an earlier stage has not run for this ratio, or there is no adapter to start from.
+        UsageError: if the adapter to start from has another rank or alpha.
         ResourceError: if a single problem does not fit into memory.
     """
     key = ratio_name(ratio) + variant
     source = workspace.require(PRECOMPUTE)
     phi = workspace.require(TRAIN_PHI, generator or key)
     inputs = {workspace.input_name(phi, key): phi.fingerprint}
+    start = find_psi(settings.train_psi)
+    inputs |= start.inputs if start else {}
     spec = ArtifactSpec(TRAIN_PSI, key, stage_config(settings, TRAIN_PSI), inputs, tuple(overrides))
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPsiResult)):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
-    job = _Job(workspace, settings, ratio, load_matching_theta(settings, source), source, phi, progress)
+    job = _Job(workspace, settings, ratio, load_matching_theta(settings, source), source, phi, start, progress)
     with building(workspace, spec, progress) as build:
         result = job.train(build)
         build.summary.update(asdict(result))
@@ -108,6 +112,7 @@ class _Job:
     theta: Theta
     source: Artifact
     phi: Artifact
+    start: Start | None
     progress: Progress
 
     def __post_init__(self) -> None:
@@ -117,7 +122,7 @@ class _Job:
         self.layer = trained.summary.get("autoregressive_layer") or trained.config["train_phi"]["autoregressive_layer"]
         self.phi.check()
         self.adapters.load(PHI, self.phi.folder / PHI)
-        self.adapters.add(PSI, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
+        attach(self.adapters, PSI, config, self.start)
         stored = read_problems(self.source)
         self.held_out = [item.problem for item in stored if item.is_validation]
         encoder = self.theta.encoder

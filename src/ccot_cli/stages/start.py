@@ -1,0 +1,99 @@
+"""A trained adapter that a training goes on from, instead of a new one."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
+from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.files import sha256_of
+from ccot_cli.models.base.adapters import ADAPTER_FILE, PHI, Adapters
+from ccot_cli.names import TRAIN_PHI, parse_ratio, ratio_name
+from ccot_cli.workspace.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Start:
+    """An adapter to start from."""
+
+    name: str
+    """Of the artifact, or of the adapter's folder."""
+    fingerprint: str
+    folder: Path
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What an artifact that starts from it names among its inputs."""
+        return {self.name: self.fingerprint}
+
+
+def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | None:
+    """Find the φ to start from; None if the settings name none.
+
+    Args:
+        key: Of the φ to be trained.
+
+    Raises:
+        MissingError: if there is no such φ.
+        UsageError: if it is the one to be trained.
+        CorruptError: if its artifact is damaged.
+    """
+    if config.start is None:
+        return None
+    if there := _in_folder(config.start):
+        return there
+    start_key = config.start
+    with suppress(ValueError):
+        start_key = ratio_name(parse_ratio(start_key))
+    if start_key == key:
+        raise UsageError(f"φ of {key} cannot start from itself", fix="name another key, or none, in train_phi.start")
+    if start_key not in workspace.finished(TRAIN_PHI):
+        usable = ", ".join(workspace.keys(TRAIN_PHI)) or "none yet"
+        raise MissingError(
+            f"{workspace.name} has no φ {config.start!r} to start from",
+            fix=f"train it, or name another ({usable}) or an adapter's folder",
+        )
+    artifact = workspace.require(TRAIN_PHI, start_key)
+    artifact.check()
+    return Start(artifact.name, artifact.fingerprint, artifact.path(PHI))
+
+
+def find_psi(config: TrainPsiConfig) -> Start | None:
+    """Find the adapter that ψ, or what is trained in its place, starts from; None if the settings name none.
+
+    Raises:
+        MissingError: if the folder holds no adapter.
+    """
+    if config.start is None:
+        return None
+    if there := _in_folder(config.start):
+        return there
+    raise MissingError(
+        f"{config.start} is no adapter's folder: it has no {ADAPTER_FILE}",
+        fix="name another folder, or none, in train_psi.start",
+    )
+
+
+def _in_folder(name: str) -> Start | None:
+    weights = Path(name, ADAPTER_FILE)
+    return Start(name, sha256_of(weights), Path(name)) if weights.is_file() else None
+
+
+def attach(adapters: Adapters, name: str, config: TrainPhiConfig | TrainPsiConfig, start: Start | None) -> None:
+    """Attach the adapter to be trained: the one to start from, or a new one.
+
+    Raises:
+        CorruptError: if what to start from cannot be read, or does not fit the model.
+        UsageError: if its rank or alpha is not that of the settings.
+    """
+    if start is None:
+        adapters.add(name, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
+        return
+    adapters.load(name, start.folder)
+    section = "train_phi" if name == PHI else "train_psi"
+    for setting, trained_with in zip(("lora_rank", "lora_alpha"), adapters.rank_and_alpha(name), strict=True):
+        if trained_with != getattr(config, setting):
+            raise UsageError(
+                f"{start.name} was trained with {setting} {trained_with}, not {getattr(config, setting)}",
+                fix=f"set {section}.{setting} to {trained_with}",
+            )

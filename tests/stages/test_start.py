@@ -1,0 +1,68 @@
+"""ψ, a baseline and the chain decoder go on from an adapter of their kind."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ccot_cli.errors import MissingError, UsageError
+from ccot_cli.files import sha256_of
+from ccot_cli.models.base.adapters import ADAPTER_FILE
+from ccot_cli.overrides import override
+from ccot_cli.progress import Progress
+from ccot_cli.stages import train_decoder
+from stages.runs import RATIO, MakeRun, Run, tensors_of
+
+TRAININGS: dict[str, tuple[str, Callable[[Run], object]]] = {
+    "train-psi/r0.10": ("psi", Run.train_psi),
+    "train-baseline/direct": ("psi", lambda run: run.train_baseline("direct")),
+    "train-decoder/r0.10": (
+        "decoder",
+        lambda run: train_decoder.run(run.workspace, run.settings, RATIO, progress=Progress()),
+    ),
+}
+"""The folder of what is trained, the adapter in it, and how it is trained."""
+
+
+@pytest.fixture
+def trained(make_run: MakeRun) -> Run:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    return run
+
+
+@pytest.mark.parametrize("artifact", TRAININGS)
+def test_a_training_goes_on_from_an_adapter(trained: Run, artifact: str, tmp_path: Path) -> None:
+    (adapter, train), (stage, key) = TRAININGS[artifact], artifact.split("/")
+    train(trained)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(trained.workspace.folder(stage, key) / adapter, elsewhere)
+    before = tensors_of(elsewhere)
+    # With so small a rate it does not move, and with another seed a new one would begin elsewhere.
+    changes = {"train_psi.start": str(elsewhere), "train_psi.learning_rate": 1e-12, "train_psi.seed": 5}
+    going_on = Run(trained.workspace, override(trained.settings, changes))
+    train(going_on)
+    after = tensors_of(trained.workspace.folder(stage, key) / adapter)
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+    manifest = trained.workspace.require(stage, key).manifest
+    assert manifest.inputs[str(elsewhere)] == sha256_of(elsewhere / ADAPTER_FILE)
+    assert trained.workspace.state(stage, key, going_on.settings).name == "ready"
+
+
+@pytest.mark.parametrize("artifact", TRAININGS)
+def test_a_start_that_cannot_be_is_refused(trained: Run, artifact: str, tmp_path: Path) -> None:
+    _, train = TRAININGS[artifact]
+    nowhere = Run(trained.workspace, override(trained.settings, {"train_psi.start": str(tmp_path)}))
+    with pytest.raises(MissingError, match="no adapter's folder"):
+        train(nowhere)
+    psi = trained.workspace.folder("train-psi", "r0.10") / "psi"
+    shutil.copytree(psi, tmp_path / "psi")
+    changes = {"train_psi.start": str(tmp_path / "psi"), "train_psi.lora_rank": 2}
+    with pytest.raises(UsageError, match="lora_rank 4, not 2"):
+        train(Run(trained.workspace, override(trained.settings, changes)))
