@@ -163,6 +163,10 @@ EngineOption = Annotated[
 EpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, metavar="N", help="Passes over the data.", rich_help_panel=HOW)
 ]
+StartOption = Annotated[
+    str | None,
+    typer.Option("--start", metavar="FOLDER", help="Adapter to start from, such as another ψ.", rich_help_panel=HOW),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -190,6 +194,19 @@ TableFormatOption = Annotated[
     Literal["text", "markdown", "latex", "json"],
     typer.Option("--format", help="Format of stdout.", rich_help_panel=HOW),
 ]
+
+
+def psi_settings(
+    *, epochs: int | None, start: str | None, seed: int | None, device: str | None, threads: int | None
+) -> dict[str, object]:
+    """Return the settings that the options of a training in ψ's place change; None changes nothing."""
+    return {
+        "train_psi.epochs": epochs,
+        "train_psi.start": start,
+        "train_psi.seed": seed,
+        "model.device": device,
+        "model.threads": threads,
+    }
 
 
 # The functions below import what reads settings: that import takes longer than all of `--help`.

@@ -1,11 +1,12 @@
 """`ccot score`: choose which tokens of each chain to keep."""
 
-from dataclasses import asdict
-from typing import Annotated
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next
+from ccot_cli.cli.console import TerminalProgress, print_line, print_next
+from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
@@ -19,6 +20,9 @@ from ccot_cli.cli.options import (
     resolve,
 )
 from ccot_cli.names import SelectorName
+
+if TYPE_CHECKING:
+    from ccot_cli.stages.score import ScoreResult
 
 
 def score(
@@ -49,28 +53,27 @@ def score(
     from ccot_cli.stages.score import run
 
     progress = TerminalProgress()
-    results = []
-    for each in ratios:
-        result = run(workspace, settings, each, overrides=overrides, progress=progress)
-        results.append(result)
-        if format == "text":
-            kinds = ", ".join(f"{fraction:.0%} {kind}" for kind, fraction in result.kinds.items())
-            print_line(
-                f"r = {each:f}: {result.selector} keeps {result.mean_kept:.1f} of {result.mean_chain:.1f} chain tokens"
-                f" ({kinds}); {result.overlap_with_even:.0%} of them even spacing keeps too"
-            )
-            if result.autoregressive_layer is not None:
-                read = " ".join(f"{accuracy:.2f}" for accuracy in result.probe)
-                print_line(
-                    f"  a probe reads the next number at 0 to L: {read}; l = auto is {result.autoregressive_layer}"
-                )
-        if result.was_ready:
-            progress.say("ready already; nothing to do")
-    if format == "json":
-        print_json([asdict(result) for result in results])
-    else:
+    results = run_each(
+        ratios,
+        lambda each: run(workspace, settings, each, overrides=overrides, progress=progress),
+        _show,
+        format=format,
+        progress=progress,
+    )
+    if format == "text":
         for example in results[-1].examples:
             print_line(f"example at r = {results[-1].ratio}:")
             for line in example.splitlines():
                 print_line(f"  {line}")
     print_next(workspace.command("train-phi", *(f"--ratio={each:f}" for each in ratios if ratio)))
+
+
+def _show(ratio: Decimal, result: "ScoreResult") -> None:
+    kinds = ", ".join(f"{fraction:.0%} {kind}" for kind, fraction in result.kinds.items())
+    print_line(
+        f"r = {ratio:f}: {result.selector} keeps {result.mean_kept:.1f} of {result.mean_chain:.1f} chain tokens"
+        f" ({kinds}); {result.overlap_with_even:.0%} of them even spacing keeps too"
+    )
+    if result.autoregressive_layer is not None:
+        read = " ".join(f"{accuracy:.2f}" for accuracy in result.probe)
+        print_line(f"  a probe reads the next number at 0 to L: {read}; l = auto is {result.autoregressive_layer}")

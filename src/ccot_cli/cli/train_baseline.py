@@ -1,11 +1,12 @@
 """`ccot train-baseline`: train a method to compare with."""
 
-from dataclasses import asdict
-from typing import Annotated
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ccot_cli.cli.console import print_json, print_line, print_next, steps_taken
+from ccot_cli.cli.console import print_line, print_next, steps_taken
+from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
     WHAT,
     DeviceOption,
@@ -14,13 +15,18 @@ from ccot_cli.cli.options import (
     RatioOption,
     SeedOption,
     SetOption,
+    StartOption,
     ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
+    psi_settings,
     resolve,
 )
 from ccot_cli.cli.tracking import TrackOption, progress_for
 from ccot_cli.names import BaselineName
+
+if TYPE_CHECKING:
+    from ccot_cli.stages.train_baseline import TrainBaselineResult
 
 
 def train_baseline(
@@ -37,6 +43,7 @@ def train_baseline(
     folder: WorkspaceOption = None,
     ratio: RatioOption = None,
     epochs: EpochsOption = None,
+    start: StartOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
@@ -53,7 +60,7 @@ def train_baseline(
     pause, filler, short-cot and gold are trained for a ratio, as CCoT is. coconut and icot
     are taught by a curriculum, which needs at least two epochs.
     """
-    changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device, "model.threads": threads}
+    changes = psi_settings(epochs=epochs, start=start, seed=seed, device=device, threads=threads)
     workspace, settings, overrides = resolve(folder, changes, sets)
     from ccot_cli.models.methods.loading import fixed_ratio
     from ccot_cli.stages.train_baseline import run
@@ -63,18 +70,19 @@ def train_baseline(
     progress = progress_for(track, workspace)
     if fixed is not None and any(each != fixed for each in ratio or ()):
         progress.say(f"{method} always has ratio {fixed:f}: --ratio is not read")
-    results = []
-    for each in ratios:
-        result = run(workspace, settings, method, each, overrides=overrides, progress=progress)
-        results.append(result)
-        if result.was_ready:
-            progress.say("ready already; nothing to do")
-        if format == "text":
-            print_line(
-                f"{method}{f' at r = {each:f}' if fixed is None else ''}: validation accuracy"
-                f" {result.validation_accuracy:.3f} on {result.num_validation:,} problems after"
-                f" {steps_taken(result.num_steps, result.kept_step)}, {result.mean_tokens:.1f} tokens before the answer"
-            )
-    if format == "json":
-        print_json([asdict(result) for result in results])
+
+    def show(each: Decimal, result: "TrainBaselineResult") -> None:
+        print_line(
+            f"{method}{f' at r = {each:f}' if fixed is None else ''}: validation accuracy"
+            f" {result.validation_accuracy:.3f} on {result.num_validation:,} problems after"
+            f" {steps_taken(result.num_steps, result.kept_step)}, {result.mean_tokens:.1f} tokens before the answer"
+        )
+
+    run_each(
+        ratios,
+        lambda each: run(workspace, settings, method, each, overrides=overrides, progress=progress),
+        show,
+        format=format,
+        progress=progress,
+    )
     print_next(workspace.command("eval"))

@@ -1,9 +1,10 @@
 """`ccot train-decoder`: train the decoder that writes out what contemplation tokens hold."""
 
-from dataclasses import asdict
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
-from ccot_cli.cli.console import print_json, print_line, print_next, steps_taken
+from ccot_cli.cli.console import print_line, print_next, steps_taken
+from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
     DeviceOption,
     EpochsOption,
@@ -11,18 +12,24 @@ from ccot_cli.cli.options import (
     RatioOption,
     SeedOption,
     SetOption,
+    StartOption,
     ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
+    psi_settings,
     resolve,
 )
 from ccot_cli.cli.tracking import TrackOption, progress_for
+
+if TYPE_CHECKING:
+    from ccot_cli.stages.train_decoder import TrainDecoderResult
 
 
 def train_decoder(
     folder: WorkspaceOption = None,
     ratio: RatioOption = None,
     epochs: EpochsOption = None,
+    start: StartOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
@@ -37,27 +44,27 @@ def train_decoder(
 
     It needs the trained method and problems with chains: an imported method will do.
     """
-    changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device, "model.threads": threads}
+    changes = psi_settings(epochs=epochs, start=start, seed=seed, device=device, threads=threads)
     workspace, settings, overrides = resolve(folder, changes, sets)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_decoder import run
 
     progress = progress_for(track, workspace)
-    results = []
-    for each in ratios:
-        result = run(workspace, settings, each, overrides=overrides, progress=progress)
-        results.append(result)
-        if result.was_ready:
-            progress.say("ready already; nothing to do")
-        if format == "json":
-            continue
-        steps = steps_taken(result.num_steps, result.kept_step)
-        print_line(f"r = {each:f}: {result.num_validation:,} validation problems after {steps}")
-        for line in explanation_lines(result.explanations):
-            print_line(f"  {line}")
-    if format == "json":
-        print_json([asdict(result) for result in results])
+    run_each(
+        ratios,
+        lambda each: run(workspace, settings, each, overrides=overrides, progress=progress),
+        _show,
+        format=format,
+        progress=progress,
+    )
     print_next(workspace.command("ask", "--explain", "…"))
+
+
+def _show(ratio: Decimal, result: "TrainDecoderResult") -> None:
+    steps = steps_taken(result.num_steps, result.kept_step)
+    print_line(f"r = {ratio:f}: {result.num_validation:,} validation problems after {steps}")
+    for line in explanation_lines(result.explanations):
+        print_line(f"  {line}")
 
 
 def explanation_lines(figures: dict[str, Any]) -> list[str]:

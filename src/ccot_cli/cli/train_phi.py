@@ -1,11 +1,12 @@
 """`ccot train-phi`: train φ, the generator of contemplation tokens."""
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ccot_cli.cli.console import print_json, print_line, print_next, print_table
+from ccot_cli.cli.console import print_line, print_next, print_table
+from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
     HOW,
     DeviceOption,
@@ -21,6 +22,9 @@ from ccot_cli.cli.options import (
 )
 from ccot_cli.cli.tracking import TrackOption, progress_for
 from ccot_cli.names import Schedule
+
+if TYPE_CHECKING:
+    from ccot_cli.stages.train_phi import TrainPhiResult
 
 
 def train_phi(
@@ -79,25 +83,23 @@ def train_phi(
     from ccot_cli.stages.train_phi import run
 
     progress = progress_for(track, workspace)
-    results = []
-    for each in ratios:
-        results.append(run(workspace, settings, each, overrides=overrides, progress=progress))
-        if results[-1].was_ready:
-            progress.say("ready already; nothing to do")
-        if format == "text":
-            _show(asdict(results[-1]))
-    if format == "json":
-        print_json([asdict(result) for result in results])
+    run_each(
+        ratios,
+        lambda each: run(workspace, settings, each, overrides=overrides, progress=progress),
+        _show,
+        format=format,
+        progress=progress,
+    )
     print_next(workspace.command("train-psi", *(f"--ratio={each:f}" for each in ratios if ratio)))
 
 
-def _show(result: dict[str, Any]) -> None:
+def _show(ratio: Decimal, result: "TrainPhiResult") -> None:
     """Print the errors of φ's rollouts on validation problems, and what a probe reads from them."""
-    report = result["report"]
+    report = result.report
     losses = report["losses"]
     probed = list(zip(report["gold_read"], report["generated_read"], strict=True))
     print_line(
-        f"r = {result['ratio']}: {result['schedule']}, {result['num_steps']:,} steps; φ's rollouts on validation"
+        f"r = {ratio:f}: {result.schedule}, {result.num_steps:,} steps; φ's rollouts on validation"
         " (error: 0 is perfect, 1 no better than a mean)"
     )
     head = ("  state at", "error", "a probe reads the next number: gold", "generated")

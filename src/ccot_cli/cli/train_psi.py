@@ -1,8 +1,10 @@
 """`ccot train-psi`: train ψ, the answer decoder, and END, the stop classifier."""
 
-from dataclasses import asdict
+from decimal import Decimal
+from typing import TYPE_CHECKING
 
-from ccot_cli.cli.console import print_json, print_line, print_next, steps_taken
+from ccot_cli.cli.console import print_line, print_next, steps_taken
+from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
     DeviceOption,
     EpochsOption,
@@ -10,18 +12,24 @@ from ccot_cli.cli.options import (
     RatioOption,
     SeedOption,
     SetOption,
+    StartOption,
     ThreadsOption,
     WorkspaceOption,
     between_zero_and_one,
+    psi_settings,
     resolve,
 )
 from ccot_cli.cli.tracking import TrackOption, progress_for
+
+if TYPE_CHECKING:
+    from ccot_cli.stages.train_psi import TrainPsiResult
 
 
 def train_psi(
     folder: WorkspaceOption = None,
     ratio: RatioOption = None,
     epochs: EpochsOption = None,
+    start: StartOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
@@ -34,29 +42,29 @@ def train_psi(
     ccot train-psi --ratio 0.1
     ccot train-psi --ratio 0.05 --ratio 0.1 --epochs 2
     """
-    changes = {"train_psi.epochs": epochs, "train_psi.seed": seed, "model.device": device, "model.threads": threads}
+    changes = psi_settings(epochs=epochs, start=start, seed=seed, device=device, threads=threads)
     workspace, settings, overrides = resolve(folder, changes, sets)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_psi import run
 
     progress = progress_for(track, workspace)
-    results = []
-    for each in ratios:
-        result = run(workspace, settings, each, overrides=overrides, progress=progress)
-        results.append(result)
-        if result.was_ready:
-            progress.say("ready already; nothing to do")
-        if format == "json":
-            continue
-        print_line(
-            f"r = {each:f}: validation accuracy {result.validation_accuracy:.3f}"
-            f" on {result.num_validation:,} problems after {steps_taken(result.num_steps, result.kept_step)}"
-        )
-        print_line(
-            f"  END is right at {result.end['accuracy']:.1%} of tokens; it lets {result.mean_tokens:.1f} pass,"
-            f" {result.target_tokens:.1f} is the target"
-        )
-        print_line(f"  the last token tells what the answer begins with in {result.draft:.1%} of problems")
-    if format == "json":
-        print_json([asdict(result) for result in results])
+    run_each(
+        ratios,
+        lambda each: run(workspace, settings, each, overrides=overrides, progress=progress),
+        _show,
+        format=format,
+        progress=progress,
+    )
     print_next(workspace.command("eval"))
+
+
+def _show(ratio: Decimal, result: "TrainPsiResult") -> None:
+    print_line(
+        f"r = {ratio:f}: validation accuracy {result.validation_accuracy:.3f}"
+        f" on {result.num_validation:,} problems after {steps_taken(result.num_steps, result.kept_step)}"
+    )
+    print_line(
+        f"  END is right at {result.end['accuracy']:.1%} of tokens; it lets {result.mean_tokens:.1f} pass,"
+        f" {result.target_tokens:.1f} is the target"
+    )
+    print_line(f"  the last token tells what the answer begins with in {result.draft:.1%} of problems")
