@@ -1,10 +1,12 @@
 """Train the chain decoders of the methods in the package, and put them beside their methods.
 
-    python examples/train_embedded_decoder.py 0.1          # one ratio, or several
-    python examples/train_embedded_decoder.py 0.1 --keep   # leave the package as it is
+    python examples/train_embedded_decoder.py 0.1                  # one ratio, or several
+    python examples/train_embedded_decoder.py 0.1 --start FOLDER   # go on from a decoder of an earlier φ
+    python examples/train_embedded_decoder.py 0.1 --keep           # leave the package as it is
 
-A decoder needs only its method and problems with chains: generated ones, of 1 to 6 steps. After an interruption, the
-same command resumes. The workspace with its logs is build/embedded/decoders.
+A decoder needs only its method and problems with chains: generated ones, of 1 to 4 steps, because longer ones are
+hardly ever answered right. After an interruption, the same command resumes. The workspace with its logs is
+build/embedded/decoders.
 """
 
 import hashlib
@@ -30,10 +32,10 @@ from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded/decoders")
 SETTINGS: dict[str, Any] = {
-    "data.limit": 20_000,
+    "data.limit": 40_000,
     "data.validation_limit": 500,
-    "data.steps": (1, 6),
-    "data.seed": 20_000_000,
+    "data.steps": (1, 4),
+    "data.seed": 30_000_000,
     "train_psi.epochs": 2,
     "train_psi.batch_size": 32,
     "train_psi.learning_rate": 0.008,
@@ -41,6 +43,8 @@ SETTINGS: dict[str, Any] = {
     "train_psi.lora_alpha": 64,
 }
 """What differs from the settings of `ccot init`. No problem is one that the methods learned from."""
+GOING_ON = {"train_psi.learning_rate": 0.004}
+"""Settings of a decoder that starts from another one: a higher rate undoes what that one has learned."""
 
 
 def adopt(workspace: Workspace, ratio: Decimal) -> None:
@@ -62,10 +66,12 @@ def adopt(workspace: Workspace, ratio: Decimal) -> None:
 
 def main(
     ratios: Annotated[list[str], typer.Argument(help="Ratios of packaged methods.")],
+    start: Annotated[Path | None, typer.Option(exists=True, help="Folder of a decoder to go on from.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Train and measure, but leave the package as it is.")] = False,
 ) -> None:
     is_there = (BUILD_FOLDER / "ccot.yaml").exists()
-    workspace = Workspace.open(BUILD_FOLDER) if is_there else Workspace.create(BUILD_FOLDER, "embedded", SETTINGS)
+    settings = SETTINGS if start is None else SETTINGS | GOING_ON | {"train_psi.start": str(start.resolve())}
+    workspace = Workspace.open(BUILD_FOLDER) if is_there else Workspace.create(BUILD_FOLDER, "embedded", settings)
     for ratio in map(read_ratio, ratios):
         adopt(workspace, ratio)
         result = train_decoder.run(workspace, workspace.settings, ratio, progress=TerminalProgress())

@@ -17,6 +17,7 @@ from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import export, import_, train_decoder
 from ccot_cli.stages.ask import Asker
+from ccot_cli.stages.problems import read_problems
 from ccot_cli.workspace.workspace import Workspace
 from stages.runs import RATIO, MakeRun, Run, Stopping, Told, tensors_of
 
@@ -133,9 +134,10 @@ def test_problems_are_those_of_precompute_but_for_what_is_given(trained: Run, mo
     assert asked[1].seed == recorded["seed"]
 
 
-def test_each_problem_teaches_to_read_its_results_and_then_to_write_its_lines(
-    trained: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def lessons_of(
+    trained: Run, monkeypatch: pytest.MonkeyPatch, progress: Progress
+) -> tuple[list[PsiExample], TokensContext]:
+    """Return what the decoder would learn from: examples and context."""
     given = list[tuple[Sequence[PsiExample], TokensContext]]()
 
     def watched(
@@ -146,8 +148,15 @@ def test_each_problem_teaches_to_read_its_results_and_then_to_write_its_lines(
 
     monkeypatch.setattr(train_decoder, "PsiTraining", watched)
     with pytest.raises(InterruptedError):
-        train(trained)
+        train(trained, progress)
     [(examples, context)] = given
+    return [*examples], context
+
+
+def test_each_problem_teaches_to_read_its_results_and_then_to_write_its_lines(
+    trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples, context = lessons_of(trained, monkeypatch, Progress())
     encoder, told = context.adapters.theta.encoder, [each.told for each in context.kept]
     assert len(examples) == len(told) == 2 * 20
     for number in range(0, len(examples), 2):
@@ -157,3 +166,19 @@ def test_each_problem_teaches_to_read_its_results_and_then_to_write_its_lines(
         assert results == results_line(encoder.decode(to_write.answer)) != ""
         assert told[number + 1] == told_to_write(encoder, told[number], results, to_read.query)
         assert context.kept[number].states is context.kept[number + 1].states
+
+
+@pytest.mark.parametrize("num_right", [12, 5])
+def test_it_learns_from_problems_that_are_answered_right_if_they_fill_a_batch(
+    trained: Run, monkeypatch: pytest.MonkeyPatch, num_right: int
+) -> None:
+    stored = [each.problem for each in read_problems(trained.workspace.require("precompute"))]
+    right = {problem.question for problem in stored[:num_right]}
+    monkeypatch.setattr(train_decoder, "is_right", lambda problem, reply: problem.question in right)
+    told = Told()
+    examples, context = lessons_of(trained, monkeypatch, told)
+    encoder = context.adapters.theta.encoder
+    questions = {encoder.decode(each.query).strip() for each in examples}
+    assert (questions == right) == (num_right == 12)
+    assert len(questions) == (12 if num_right == 12 else 20)
+    assert any(said.startswith(f"{num_right} of 20 problems are answered right") for said in told.said)

@@ -1,6 +1,8 @@
 """Train the chain decoder, which writes out the reasoning chain that a method's contemplation tokens hold.
 
-It needs the trained method and problems with chains; the files of the earlier stages may be gone.
+It needs the trained method and problems with chains; the files of the earlier stages may be gone. It learns from the
+problems that the method answers right: the tokens of a wrong answer do not hold its chain, so that chain would only
+teach to guess.
 """
 
 import random
@@ -28,7 +30,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.explanations import measure_explanations
 from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
 from ccot_cli.stages.start import Start, attach, find_psi
-from ccot_cli.stages.validation import MOST_JUDGED, caps
+from ccot_cli.stages.validation import MOST_JUDGED, ask, caps, is_right
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
@@ -43,7 +45,7 @@ class TrainDecoderResult:
     train_loss: float
     """Mean loss of the last epoch."""
     num_problems: int
-    """Training problems; lessons that are longer than the model's positions count too, though it did not learn them."""
+    """Problems that it learned from; those longer than the model's positions count too, though it did not."""
     num_validation: int
     explanations: dict[str, Any]
     """The fields of `Explanations`, measured on the validation problems."""
@@ -113,9 +115,18 @@ def _train(
     loaded = load_training(settings.data)
     for note in loaded.notes:
         progress.say(note)
-    examples, context = _lessons(method, loaded.train, 2 * config.batch_size, progress)
+    forward_size = 2 * config.batch_size
+    problems, held_out = _answered_right(method, loaded.train, forward_size, progress), loaded.validation[:MOST_JUDGED]
+    share = f"{len(problems):,} of {len(loaded.train):,} problems are answered right"
+    if len(problems) < config.batch_size:
+        progress.say(f"{share}, too few: the decoder learns from all of them")
+        problems = loaded.train
+    else:
+        progress.say(f"{share}; the decoder learns from these")
+        held_out = _answered_right(method, held_out, forward_size, progress) or held_out
+    examples, context = _lessons(method, problems, forward_size, progress)
     training = PsiTraining(adapters, examples, context, config, adapter=DECODER)
-    judged = HeldOut(*_lessons(method, loaded.validation[:MOST_JUDGED], 2 * config.batch_size, progress))
+    judged = HeldOut(*_lessons(method, held_out, forward_size, progress))
     trained = train(
         training,
         log=build.folder / LOG_FILE,
@@ -133,11 +144,23 @@ def _train(
         num_steps=training.optimiser.step_count,
         kept_step=trained.kept_step,
         train_loss=trained.loss,
-        num_problems=len(loaded.train),
+        num_problems=len(problems),
         num_validation=len(loaded.validation),
         explanations=asdict(explanations),
         decoding=caps(settings),
     )
+
+
+def _answered_right(
+    method: CcotMethod, problems: Sequence[Problem], batch_size: int, progress: Progress
+) -> list[Problem]:
+    ordered = sorted(problems, key=lambda each: len(each.question))
+    return [
+        problem
+        for batch, replies, _ in ask(method, ordered, batch_size, "answers", progress)
+        for problem, reply in zip(batch, replies, strict=True)
+        if is_right(problem, reply)
+    ]
 
 
 def _lessons(
