@@ -1,6 +1,7 @@
 """`ccot score`: choose which tokens of each chain to keep."""
 
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,13 +54,8 @@ def score(
     from ccot_cli.stages.score import run
 
     progress = TerminalProgress()
-    results = run_each(
-        ratios,
-        lambda each: run(workspace, settings, each, overrides=overrides, progress=progress),
-        _show,
-        format=format,
-        progress=progress,
-    )
+    stage = partial(run, workspace, settings, overrides=overrides, progress=progress)
+    results = run_each(ratios, stage, _show, format=format, progress=progress)
     if format == "text":
         for example in results[-1].examples:
             print_line(f"example at r = {results[-1].ratio}:")

@@ -1,6 +1,7 @@
 """`ccot train-baseline`: train a method to compare with."""
 
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -78,11 +79,6 @@ def train_baseline(
             f" {steps_taken(result.num_steps, result.kept_step)}, {result.mean_tokens:.1f} tokens before the answer"
         )
 
-    run_each(
-        ratios,
-        lambda each: run(workspace, settings, method, each, overrides=overrides, progress=progress),
-        show,
-        format=format,
-        progress=progress,
-    )
+    stage = partial(run, workspace, settings, method, overrides=overrides, progress=progress)
+    run_each(ratios, stage, show, format=format, progress=progress)
     print_next(workspace.command("eval"))

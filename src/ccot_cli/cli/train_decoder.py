@@ -1,6 +1,7 @@
 """`ccot train-decoder`: train the decoder that writes out what contemplation tokens hold."""
 
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ccot_cli.cli.console import print_line, print_next, steps_taken
@@ -50,13 +51,8 @@ def train_decoder(
     from ccot_cli.stages.train_decoder import run
 
     progress = progress_for(track, workspace)
-    run_each(
-        ratios,
-        lambda each: run(workspace, settings, each, overrides=overrides, progress=progress),
-        _show,
-        format=format,
-        progress=progress,
-    )
+    stage = partial(run, workspace, settings, overrides=overrides, progress=progress)
+    run_each(ratios, stage, _show, format=format, progress=progress)
     print_next(workspace.command("ask", "--explain", "…"))
 
 

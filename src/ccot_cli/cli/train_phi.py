@@ -1,6 +1,7 @@
 """`ccot train-phi`: train φ, the generator of contemplation tokens."""
 
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -83,13 +84,8 @@ def train_phi(
     from ccot_cli.stages.train_phi import run
 
     progress = progress_for(track, workspace)
-    run_each(
-        ratios,
-        lambda each: run(workspace, settings, each, overrides=overrides, progress=progress),
-        _show,
-        format=format,
-        progress=progress,
-    )
+    stage = partial(run, workspace, settings, overrides=overrides, progress=progress)
+    run_each(ratios, stage, _show, format=format, progress=progress)
     print_next(workspace.command("train-psi", *(f"--ratio={each:f}" for each in ratios if ratio)))
 
 

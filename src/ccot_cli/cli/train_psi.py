@@ -1,6 +1,7 @@
 """`ccot train-psi`: train ψ, the answer decoder, and END, the stop classifier."""
 
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ccot_cli.cli.console import print_line, print_next, steps_taken
@@ -48,13 +49,8 @@ def train_psi(
     from ccot_cli.stages.train_psi import run
 
     progress = progress_for(track, workspace)
-    run_each(
-        ratios,
-        lambda each: run(workspace, settings, each, overrides=overrides, progress=progress),
-        _show,
-        format=format,
-        progress=progress,
-    )
+    stage = partial(run, workspace, settings, overrides=overrides, progress=progress)
+    run_each(ratios, stage, _show, format=format, progress=progress)
     print_next(workspace.command("eval"))
 
 
