@@ -252,11 +252,13 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   are GSM8K's and their retellings, the others generated). ψ at r = 0.3 then began anew, with rank 64; of its 3,378
   steps with these 36,000 the weights after 1,500 did best on validation problems and were kept. φ at r = 0.1 began
   once more, from that of r = 0.3: 500 steps with 8,000 and 1,689 with 36,000 fresh problems (27 % of them GSM8K's and
-  their retellings), at a rate of 0.006. Only this one has the first extra token in the chain's first line; r = 0.3 has
-  it at the end. ψ at r = 0.1, of rank 64, took 1,689 steps with the same 36,000. The other settings are those of `ccot
-  init`, but for what `examples/train_embedded.py` names.
-- `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 2,500 steps of 32, from 20,000 generated
-  problems of 1 to 6 steps (`python examples/train_embedded_decoder.py 0.1`).
+  their retellings), at a rate of 0.006, and 2,815 with 36,000 others, at 0.005. Only this one has the first extra token
+  in the chain's first line; r = 0.3 has it at the end. ψ at r = 0.1, of rank 64, learned from the last 36,000; of its
+  1,689 steps the weights after 1,000 were kept. The other settings are those of `ccot init`, but for what
+  `examples/train_embedded.py` names.
+- `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 2,500 steps of 32 with an earlier φ, from
+  20,000 generated problems of 1 to 6 steps, and 2,302 with this one, from the 18,416 of 40,000 problems of 1 to 4 steps
+  that the method answers right (`python examples/train_embedded_decoder.py 0.1 --start THE-EARLIER-DECODER`).
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator.
