@@ -78,3 +78,13 @@ def test_a_problem_that_comes_twice_is_damage(tmp_path: Path) -> None:
     for wanted in (None, {1}):
         with pytest.raises(CorruptError, match=r"shard-00001\.safetensors holds problem [01] a second time"):
             list(read_records(tmp_path, wanted=wanted))
+
+
+@pytest.mark.parametrize("tensor", ["states", "token_ids", "positions", "numbers", "offsets"])
+def test_a_shard_without_one_of_its_tensors_is_damage(tmp_path: Path, tensor: str) -> None:
+    _written(tmp_path, [4, 3], max_rows=8)
+    path = tmp_path / "shard-00000.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(f'"{tensor}"'.encode(), f'"{tensor[:-1]}x"'.encode()))
+    with pytest.raises(CorruptError, match=rf"shard-00000\.safetensors is damaged: .*{tensor}"):
+        list(read_records(tmp_path))

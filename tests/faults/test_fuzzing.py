@@ -26,6 +26,9 @@ from ccot_cli.workspace.artifact import SEAL, _digest
 from ccot_cli.workspace.workspace import Workspace
 from faults.conftest import Tally
 
+# A case that fails is printed, however long it is; that must not hide the error.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
 Case = TypeVar("Case")
 Fuzz = Callable[..., None]
 SECONDS = 30

@@ -13,11 +13,12 @@ Dimensions: R rows of a shard, J rows of a problem, I hidden-state indices, D wi
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -220,8 +221,11 @@ def read_records(folder: Path, *, indices: slice = slice(None), wanted: Set[int]
                 yield Record(number, states[start:end, indices], token_ids[start:end], positions[start:end])
 
 
-def _open_shard(path: Path) -> safe_open:
+@contextmanager
+def _open_shard(path: Path) -> Iterator[Any]:
+    """Open a shard; whatever turns out to be damaged while it is read is a `CorruptError`."""
     try:
-        return safe_open(path, framework="pt")
+        with safe_open(path, framework="pt") as shard:
+            yield shard
     except (OSError, SafetensorError) as error:
         raise CorruptError(f"{path} is damaged: {error}", fix="remove its folder and run its stage again") from error
