@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from train_embedded import ship_adapter
+from train_embedded import open_workspace, ship_adapter
 
 from ccot_cli.cli.console import TerminalProgress, print_line
 from ccot_cli.cli.options import read_ratio
@@ -25,12 +25,12 @@ from ccot_cli.config import stage_config
 from ccot_cli.models.base.adapters import DECODER
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
+from ccot_cli.overrides import override
 from ccot_cli.stages import train_decoder
 from ccot_cli.stages.methods import METHODS_FOLDER
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
 
-BUILD_FOLDER = Path("build/embedded/decoders")
 SETTINGS: dict[str, Any] = {
     "data.limit": 40_000,
     "data.validation_limit": 500,
@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "train_psi.lora_alpha": 64,
 }
 """What differs from the settings of `ccot init`. No problem is one that the methods learned from."""
-GOING_ON = {"train_psi.learning_rate": 0.004}
+GOING_ON: dict[str, Any] = {"train_psi.learning_rate": 0.004}
 """Settings of a decoder that starts from another one: a higher rate undoes what that one has learned."""
 
 
@@ -69,12 +69,12 @@ def main(
     start: Annotated[Path | None, typer.Option(exists=True, help="Folder of a decoder to go on from.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Train and measure, but leave the package as it is.")] = False,
 ) -> None:
-    is_there = (BUILD_FOLDER / "ccot.yaml").exists()
-    settings = SETTINGS if start is None else SETTINGS | GOING_ON | {"train_psi.start": str(start.resolve())}
-    workspace = Workspace.open(BUILD_FOLDER) if is_there else Workspace.create(BUILD_FOLDER, "embedded", settings)
+    workspace = open_workspace("decoders", SETTINGS)
+    changes = {} if start is None else GOING_ON | {"train_psi.start": str(start.resolve())}
+    settings = override(workspace.settings, changes)
     for ratio in map(read_ratio, ratios):
         adopt(workspace, ratio)
-        result = train_decoder.run(workspace, workspace.settings, ratio, progress=TerminalProgress())
+        result = train_decoder.run(workspace, settings, ratio, overrides=tuple(changes), progress=TerminalProgress())
         print_line(f"r = {ratio:f}, {result.num_validation:,} validation problems")
         for line in explanation_lines(result.explanations):
             print_line(line)

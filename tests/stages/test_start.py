@@ -57,7 +57,8 @@ def test_a_training_goes_on_from_an_adapter(trained: Run, artifact: str, tmp_pat
 
 @pytest.mark.parametrize("artifact", TRAININGS)
 def test_a_start_that_cannot_be_is_refused(trained: Run, artifact: str, tmp_path: Path) -> None:
-    _, train = TRAININGS[artifact]
+    (_, train), (stage, key) = TRAININGS[artifact], artifact.split("/")
+    before = trained.workspace.state(stage, key, trained.settings)
     nowhere = Run(trained.workspace, override(trained.settings, {"train_psi.start": str(tmp_path)}))
     with pytest.raises(MissingError, match="no adapter's folder"):
         train(nowhere)
@@ -66,3 +67,5 @@ def test_a_start_that_cannot_be_is_refused(trained: Run, artifact: str, tmp_path
     changes = {"train_psi.start": str(tmp_path / "psi"), "train_psi.lora_rank": 2}
     with pytest.raises(UsageError, match="lora_rank 4, not 2"):
         train(Run(trained.workspace, override(trained.settings, changes)))
+    # Nothing was begun.
+    assert trained.workspace.state(stage, key, trained.settings) == before

@@ -21,11 +21,6 @@ class Start:
     fingerprint: str
     folder: Path
 
-    @property
-    def inputs(self) -> dict[str, str]:
-        """What an artifact that starts from it names among its inputs."""
-        return {self.name: self.fingerprint}
-
 
 def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | None:
     """Find the φ to start from; None if the settings name none.
@@ -77,6 +72,11 @@ def find_psi(config: TrainPsiConfig) -> Start | None:
 def _in_folder(name: str) -> Start | None:
     weights = Path(name, ADAPTER_FILE)
     return Start(name, sha256_of(weights), Path(name)) if weights.is_file() else None
+
+
+def start_inputs(start: Start | None) -> dict[str, str]:
+    """Return what an artifact names among its inputs because it starts from an adapter."""
+    return {start.name: start.fingerprint} if start else {}
 
 
 def attach(adapters: Adapters, name: str, config: TrainPhiConfig | TrainPsiConfig, start: Start | None) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from ccot_cli import ranks
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.models.base.adapters import PSI, Adapters
-from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.methods.loading import fixed_ratio
 from ccot_cli.models.methods.method import MethodInfo
 from ccot_cli.models.selection.selector import Selector
@@ -22,7 +21,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.methods import baseline_key
 from ccot_cli.stages.problems import read_problems
-from ccot_cli.stages.start import Start, attach, find_psi
+from ccot_cli.stages.start import attach, find_psi, start_inputs
 from ccot_cli.stages.validation import MOST_JUDGED, calibrate, caps, changed_figures, validate
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -79,31 +78,30 @@ def run(
     if scored is not None:
         inputs[scored.name] = scored.fingerprint
     start = find_psi(settings.train_psi)
-    inputs |= start.inputs if start else {}
+    inputs |= start_inputs(start)
     key = baseline_key(method, ratio) + variant
     spec = ArtifactSpec(TRAIN_BASELINE, key, stage_config(settings, TRAIN_BASELINE), inputs, tuple(overrides))
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainBaselineResult)):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
-    theta = load_matching_theta(settings, source)
+    adapters = Adapters(load_matching_theta(settings, source))
+    attach(adapters, PSI, settings.train_psi, start)
     with building(workspace, spec, progress) as build:
-        result = _train(theta, settings, method, ratio, source, scored, start, build, progress)
+        result = _train(adapters, settings, method, ratio, source, scored, build, progress)
         build.summary.update(asdict(result))
     return result
 
 
 def _train(
-    theta: Theta,
+    adapters: Adapters,
     settings: Settings,
     name: str,
     ratio: Decimal,
     source: Artifact,
     scored: Artifact | None,
-    start: Start | None,
     build: Build,
     progress: Progress,
 ) -> TrainBaselineResult:
-    config, adapters = settings.train_psi, Adapters(theta)
-    attach(adapters, PSI, config, start)
+    config, theta = settings.train_psi, adapters.theta
     stored = read_problems(source)
     recipe, fixed = RECIPES[name](), fixed_ratio(name)
     ratio = ratio if fixed is None else fixed

@@ -29,7 +29,7 @@ from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.explanations import measure_explanations
 from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
-from ccot_cli.stages.start import Start, attach, find_psi
+from ccot_cli.stages.start import attach, find_psi, start_inputs
 from ccot_cli.stages.validation import MOST_JUDGED, ask, caps, is_right
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -86,7 +86,7 @@ def run(
         TRAIN_DECODER,
         key,
         stage_config(settings, TRAIN_DECODER),
-        {TRAIN_PSI: psi.fingerprint} | (start.inputs if start else {}),
+        {TRAIN_PSI: psi.fingerprint} | start_inputs(start),
         (*overrides, *(name for name in inherited if name not in overrides)),
     )
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainDecoderResult)):
@@ -96,8 +96,9 @@ def run(
     adapters = Adapters(theta)
     method = load_method(adapters, psi.folder, settings.decoding)
     assert isinstance(method, CcotMethod)
+    attach(adapters, DECODER, settings.train_psi, start)
     with building(workspace, spec, progress) as build:
-        result = _train(method, settings, start, build, progress)
+        result = _train(method, settings, build, progress)
         build.summary.update(asdict(result))
     return result
 
@@ -107,11 +108,8 @@ def _values(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(settings.data, name) for name in (each.removeprefix("data.") for each in names)}
 
 
-def _train(
-    method: CcotMethod, settings: Settings, start: Start | None, build: Build, progress: Progress
-) -> TrainDecoderResult:
+def _train(method: CcotMethod, settings: Settings, build: Build, progress: Progress) -> TrainDecoderResult:
     config, adapters = settings.train_psi, method.adapters
-    attach(adapters, DECODER, config, start)
     loaded = load_training(settings.data)
     for note in loaded.notes:
         progress.say(note)

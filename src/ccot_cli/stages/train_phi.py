@@ -29,7 +29,7 @@ from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_PHI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_examples, load_matching_theta, ready_result
 from ccot_cli.stages.query_cache import open_queries
-from ccot_cli.stages.start import attach, find_phi
+from ccot_cli.stages.start import attach, find_phi, start_inputs
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
@@ -78,7 +78,7 @@ def run(
     source = workspace.require(PRECOMPUTE)
     inputs = {workspace.input_name(scored, key): scored.fingerprint}
     start = find_phi(workspace, settings.train_phi, key)
-    inputs |= start.inputs if start else {}
+    inputs |= start_inputs(start)
     spec = ArtifactSpec(TRAIN_PHI, key, stage_config(settings, TRAIN_PHI), inputs, tuple(overrides))
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPhiResult)):
         return ready

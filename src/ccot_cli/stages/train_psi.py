@@ -31,7 +31,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.query_cache import open_queries
-from ccot_cli.stages.start import Start, attach, find_psi
+from ccot_cli.stages.start import Start, attach, find_psi, start_inputs
 from ccot_cli.stages.validation import MOST_JUDGED, calibrate, caps, changed_figures, validate_method
 from ccot_cli.tensors.probes import fit_logistic
 from ccot_cli.tensors.select import num_kept
@@ -91,7 +91,7 @@ def run(
     phi = workspace.require(TRAIN_PHI, generator or key)
     inputs = {workspace.input_name(phi, key): phi.fingerprint}
     start = find_psi(settings.train_psi)
-    inputs |= start.inputs if start else {}
+    inputs |= start_inputs(start)
     spec = ArtifactSpec(TRAIN_PSI, key, stage_config(settings, TRAIN_PSI), inputs, tuple(overrides))
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPsiResult)):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))
