@@ -86,6 +86,21 @@ def test_one_learned_scorer_serves_all_ratios(make_run: MakeRun, monkeypatch: py
     assert not all(torch.equal(each, other[name]) for name, each in scorers[0].items())
 
 
+def test_what_words_announce_is_computed_once_for_all_ratios(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    with monkeypatch.context() as patch:
+        patch.setattr(selectors, "announcements", lambda *_, **__: pytest.fail("computed again"))
+        score.run(run.workspace, run.settings, Decimal("0.2"), progress=Progress())
+    alone = make_run("alone")
+    alone.precompute()
+    score.run(alone.workspace, alone.settings, Decimal("0.2"), progress=Progress())
+    assert same_tensors(run.workspace.folder("score", "r0.20"), alone.workspace.folder("score", "r0.20"))
+
+
 def test_the_search_for_tokens_that_announce_counts_its_problems(make_run: MakeRun) -> None:
     run, advanced = make_run(), []
 

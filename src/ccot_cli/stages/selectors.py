@@ -36,20 +36,22 @@ def fit_selector(
     Args:
         source: The artifact of `precompute`.
         train: Training problems.
-        fitted: Folders in which a selector of these settings may have been saved, for any ratio: one learned scorer
-            serves all ratios.
+        fitted: Folders in which a selector of these settings may have been saved, for any ratio: what one ratio's has
+            learned serves all ratios.
     """
     config = settings.score
-    if config.selector == "predictive":
-        scored = train[:NUM_SCORED]
-        states = _last_states(theta, source, scored, settings.precompute.batch_tokens)
-        with progress.task("tokens that announce what is new", total=len(scored), unit="problems") as advance:
-            scores_V = announcements(theta, scored, states, advance=advance)
-        return predictive_selector(theta, train, ratio, scores_V)
-    if config.selector != "learned":
+    if config.selector not in ("predictive", "learned"):
         return Selector(config.selector, ratio, theta.encoder, seed=config.seed)
+    known = _first_that_loads(theta, fitted)
+    if config.selector == "predictive":
+        scores_V = known.scores_V if known else None
+        if scores_V is None:
+            scores_V = _announcements(theta, source, train[:NUM_SCORED], settings, progress)
+        return predictive_selector(theta, train, ratio, scores_V)
     layer = source.manifest.config["precompute"]["scorer_layer"]
-    scorer = _known_scorer(theta, fitted) or _train_scorer(theta, train, layer, settings, progress)
+    scorer = known.scorer if known else None
+    if scorer is None:
+        scorer = _train_scorer(theta, train, layer, settings, progress)
     return Selector("learned", ratio, theta.encoder, layer=layer, scorer=scorer)
 
 
@@ -70,6 +72,14 @@ def all_positions(selector: Selector, source: Artifact, problems: list[EncodedPr
     return [positions[number] for number in range(len(problems))]
 
 
+def _announcements(
+    theta: Theta, source: Artifact, problems: list[EncodedProblem], settings: Settings, progress: Progress
+) -> Tensor:
+    states = _last_states(theta, source, problems, settings.precompute.batch_tokens)
+    with progress.task("tokens that announce what is new", total=len(problems), unit="problems") as advance:
+        return announcements(theta, problems, states, advance=advance)
+
+
 def _last_states(
     theta: Theta, source: Artifact, problems: list[EncodedProblem], batch_tokens: int
 ) -> Iterator[tuple[int, Tensor]]:
@@ -88,10 +98,10 @@ def has_sound_selector(scored: Artifact) -> bool:
     return not any(scored.damaged(*names))
 
 
-def _known_scorer(theta: Theta, fitted: Iterable[Path]) -> Scorer | None:
-    for folder in fitted:
+def _first_that_loads(theta: Theta, folders: Iterable[Path]) -> Selector | None:
+    for folder in folders:
         with suppress(CorruptError):
-            return Selector.load(theta, folder).scorer
+            return Selector.load(theta, folder)
     return None
 
 
