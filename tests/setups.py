@@ -39,7 +39,7 @@ def with_gold(setup: RecipeSetup, selector: Selector) -> RecipeSetup:
     states = dict(gold_states(theta, problems, indices=indices, batch_tokens=999, dtype=STORED_DTYPE))
     gold = []
     for number, problem in enumerate(problems):
-        kept = selector.positions(problem, number=number, states_MD=states[number][1:, selector.layer])
+        kept = selector.positions(problem, states_MD=states[number][1:, selector.layer])
         gold.append(states[number][[0, *(position + 1 for position in kept)]])
     return replace(setup, gold=gold, selector=selector)
 

@@ -343,7 +343,7 @@ _SECTIONS = {
     "score": ("score",),
     "train-phi": ("train_phi",),
     "train-psi": ("train_psi",),
-    "train-decoder": ("data", "train_psi"),
+    "train-decoder": ("data", "train_psi", "decoding"),
     "train-baseline": ("train_psi",),
     "eval": ("eval", "decoding"),
 }

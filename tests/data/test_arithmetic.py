@@ -67,6 +67,7 @@ def test_a_result_that_follows_is_known_to_those_after_it() -> None:
         ("12 and 7", 24, ""),
         ("12 and 12", 24, "12 + 12 = 24"),
         ("12 and 12", 0, "12 - 12 = 0"),
+        ("0 and 0", 5, ""),
         ("8 and 4", 4, "8 - 4 = 4"),
     ],
 )

@@ -16,6 +16,7 @@ from conftest import GSM8K
 
 from ccot_cli.config import DataConfig
 from ccot_cli.data import rows, word_problems
+from ccot_cli.data.answers import is_correct, read_answer
 from ccot_cli.data.problems import Problem, load_test, load_training, read_chain, split_solution
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 
@@ -104,6 +105,12 @@ def test_files_may_be_read_as_equations(tmp_path: Path, columns: dict[str, str])
 
 def test_a_solution_is_split_at_its_last_marker() -> None:
     assert split_solution("1 + 1 = <<1+1=2>>2\n#### no\n#### 2 ") == ("1 + 1 = 2\n#### no", "2")
+
+
+def test_an_answer_ends_with_its_line_as_one_that_a_model_wrote() -> None:
+    solution = "1 + 1 = 2\n#### 2 \n\nSo Mia has 2 pens."
+    assert split_solution(solution) == ("1 + 1 = 2", "2")
+    assert is_correct(read_answer(solution), split_solution(solution)[1])
 
 
 @pytest.mark.parametrize(
@@ -254,6 +261,16 @@ def test_chain_and_answer_may_stand_in_columns_of_their_own(tmp_path: Path) -> N
     )
     loaded = load_training(config)
     assert by_id(loaded.train + loaded.validation)["p3"] == Problem("p3", "Is it 3?", "It is 3.", "3.5")
+
+
+def test_a_chain_of_annotations_alone_must_be_read_as_equations(tmp_path: Path) -> None:
+    rows = [{"question": f"Is it {n}?", "why": f"<<{n}+1={n + 1}>> <<{n}*2={2 * n}>>", "answer": n} for n in range(4)]
+    path = write_jsonl(tmp_path / "own.jsonl", rows)
+    config = DataConfig(source=path, chain_column="why", answer_column="answer")
+    with pytest.raises(UsageError, match="has annotations alone"):
+        load_training(config)
+    [first, *_] = load_training(config.model_copy(update={"chain": "equations"})).train
+    assert first.chain == "0+1=1\n0*2=0"
 
 
 def test_rows_keep_the_ids_they_have(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.methods.pause import PauseMethod
 from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI
+from ccot_cli.overrides import override
+from ccot_cli.progress import Progress
+from ccot_cli.stages import score, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
 from ccot_cli.workspace.artifact import MANIFEST_FILE
@@ -69,6 +72,43 @@ def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -
     with pytest.raises(MissingError, match=r"0\.37 .*trained: 0, 1") as caught:
         Asker(run.workspace, run.settings, Decimal("0.37"))
     assert "--ratio 0" in caught.value.fix
+
+
+def test_theta_s_own_chain_does_not_pass_for_a_damaged_or_stale_cot(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    for name in ("direct", "cot"):
+        run.train_baseline(name)
+    folder = run.workspace.folder(TRAIN_BASELINE, "cot")
+    (folder / MANIFEST_FILE).write_text("{}")
+    methods = find_methods(run.workspace, run.settings)
+    for ask in (
+        lambda: methods.named("cot", None),
+        lambda: methods.load(Decimal(1)),
+        lambda: methods.choose(("cot",)),
+        methods.fallback,
+        lambda: Asker(run.workspace, run.settings, Decimal(0), min_confidence=0.5),
+    ):
+        with pytest.raises(CorruptError, match="train-baseline/cot"):
+            ask()
+    assert names(methods) == [("direct", "0")]
+    shutil.rmtree(folder)
+    assert names(find_methods(run.workspace, run.settings)) == [("direct", "0"), ("cot", "1")]
+
+
+def test_a_stale_method_is_called_stale_without_its_ratio_too(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_baseline("direct")
+    three_tenths = Decimal("0.3")
+    for stage in (score, train_phi, train_psi):
+        stage.run(run.workspace, run.settings, three_tenths, progress=Progress())
+    assert find_methods(run.workspace, run.settings).find("ccot", None).ratio == three_tenths
+    train_phi.run(run.workspace, override(run.settings, {"train_phi.seed": 5}), three_tenths, progress=Progress())
+    methods = find_methods(run.workspace, run.settings)
+    for ratio in (None, three_tenths):
+        with pytest.raises(MissingError, match=r"train-psi/r0\.30 of run is stale"):
+            methods.named("ccot", ratio)
 
 
 @pytest.mark.parametrize("stage", [TRAIN_PSI, TRAIN_PHI, SCORE, TRAIN_BASELINE])

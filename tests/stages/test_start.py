@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages import train_decoder
 from stages.runs import RATIO, MakeRun, Run, tensors_of
 
-TRAININGS: dict[str, tuple[str, Callable[[Run], object]]] = {
+TRAININGS: dict[str, tuple[str, Callable[[Run], Any]]] = {
     "train-psi/r0.10": ("psi", Run.train_psi),
     "train-baseline/direct": ("psi", lambda run: run.train_baseline("direct")),
     "train-decoder/r0.10": (
@@ -51,8 +52,23 @@ def test_a_training_goes_on_from_an_adapter(trained: Run, artifact: str, tmp_pat
     assert before.keys() == after.keys()
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
     manifest = trained.workspace.require(stage, key).manifest
-    assert manifest.inputs[str(elsewhere)] == sha256_of(elsewhere / ADAPTER_FILE)
+    assert manifest.inputs["start"] == sha256_of(elsewhere / ADAPTER_FILE)
+    assert str(elsewhere) not in "".join(manifest.inputs)
     assert trained.workspace.state(stage, key, going_on.settings).name == "ready"
+    # The adapter counts, not where it lies.
+    moved = elsewhere.rename(tmp_path / "moved")
+    assert train(Run(trained.workspace, override(going_on.settings, {"train_psi.start": str(moved)}))).was_ready
+
+
+@pytest.mark.parametrize("artifact", TRAININGS)
+def test_nothing_starts_from_what_it_will_replace(trained: Run, artifact: str) -> None:
+    (adapter, train), (stage, key) = TRAININGS[artifact], artifact.split("/")
+    train(trained)
+    folder = trained.workspace.folder(stage, key)
+    before = tensors_of(folder)
+    with pytest.raises(UsageError, match="cannot start from itself"):
+        train(Run(trained.workspace, override(trained.settings, {"train_psi.start": str(folder / adapter)})))
+    assert tensors_of(folder).keys() == before.keys()
 
 
 @pytest.mark.parametrize("artifact", TRAININGS)

@@ -1,5 +1,6 @@
 """A decoder is trained for a finished method, which is left as it was."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -132,6 +133,44 @@ def test_problems_are_those_of_precompute_but_for_what_is_given(trained: Run, mo
             train(trained, **changes)
     assert [each.limit for each in asked] == [recorded["limit"], 30]
     assert asked[1].seed == recorded["seed"]
+
+
+def test_other_problems_or_other_caps_make_another_decoder(trained: Run, tmp_path: Path) -> None:
+    rows = [{"question": f"How many are {n} and 3?", "answer": f"{n} + 3 = {n + 3}\n#### {n + 3}"} for n in range(30)]
+    for name, kept in (("one.jsonl", rows), ("two.jsonl", rows[10:])):
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+    first = {"data.source": str(tmp_path / "one.jsonl"), "data.subset": None, "data.steps": None}
+    assert not train(trained, **first).was_ready
+    assert train(trained, **first).was_ready
+    assert not train(trained, **first | {"data.source": str(tmp_path / "two.jsonl")}).was_ready
+    assert not train(trained, **first | {"decoding.max_answer_tokens": 3}).was_ready
+
+
+def test_a_source_that_has_moved_is_found_by_its_new_name(make_run: MakeRun, tmp_path: Path) -> None:
+    rows = [{"question": f"How many are {n} and 3?", "answer": f"{n} + 3 = {n + 3}\n#### {n + 3}"} for n in range(60)]
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = {"data.source": str(tmp_path / "old" / "own.jsonl"), "data.test_source": "embedded", "data.subset": None}
+    run = trained_run(make_run, "run", **source, **{"data.steps": None})
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = Run(run.workspace, override(run.settings, {"data.source": str(tmp_path / "new" / "own.jsonl")}))
+    assert train(moved).num_problems == 20
+    assert Asker(moved.workspace, moved.settings, None, "few-shot").ask(QUESTION).method == "few-shot"
+
+
+def test_a_problem_that_is_too_long_for_the_model_is_left_out(make_run: MakeRun, tmp_path: Path) -> None:
+    rows = [{"question": f"How many are {n} and 3?", "answer": f"{n} + 3 = {n + 3}\n#### {n + 3}"} for n in range(60)]
+    rows[7]["question"] = "How many are they? " * 400
+    (tmp_path / "own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = {"data.source": str(tmp_path / "own.jsonl"), "data.subset": None, "data.steps": None}
+    told = Told()
+    run = make_run("run", **source)
+    run.precompute(told)
+    assert any("longer than the model's" in said for said in told.said)
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    assert train(run).num_problems == 19
 
 
 def lessons_of(

@@ -124,7 +124,7 @@ def test_phi_goes_on_from_an_adapter_of_another_workspace(make_run: MakeRun, tmp
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
     assert run.workspace.state("train-phi", key, settings).name == "ready"
     manifest = run.workspace.require("train-phi", key).manifest
-    assert manifest.inputs[str(elsewhere)] == sha256_of(elsewhere / "adapter_model.safetensors")
+    assert manifest.inputs["start"] == sha256_of(elsewhere / "adapter_model.safetensors")
     other_rank = override(settings, {"train_phi.lora_rank": 2})
     with pytest.raises(UsageError, match="lora_rank 4, not 2"):
         train_phi.run(run.workspace, other_rank, RATIO, progress=Progress())
@@ -142,6 +142,9 @@ def test_a_start_that_cannot_be_is_refused(make_run: MakeRun) -> None:
         train_phi.run(run.workspace, itself, RATIO, progress=Progress())
     other_rank = override(run.settings, {"train_phi.start": None, "train_phi.lora_rank": 2})
     train_phi.run(run.workspace, other_rank, RATIO, progress=Progress())
+    folder = run.workspace.folder("train-phi", "r0.10") / "phi"
+    with pytest.raises(UsageError, match="itself"):
+        train_phi.run(run.workspace, override(other_rank, {"train_phi.start": str(folder)}), RATIO, progress=Progress())
     score.run(run.workspace, run.settings, Decimal("0.2"), progress=Progress())
     with pytest.raises(UsageError, match="lora_rank 2, not 4"):
         train_phi.run(

@@ -116,7 +116,7 @@ def _derive(result: Fraction, known: Counter[Fraction]) -> str:
             "+": result - one,
             "-": one - result,
             "*": result / one if one else None,
-            "/": one / result if result else None,
+            "/": one / result if one and result else None,
         }
         for sign, other in others.items():
             if other is None or result == one or (sign in "+*" and result == other):

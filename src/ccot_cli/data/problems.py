@@ -268,6 +268,8 @@ def _parse(config: DataConfig, number: int, row: DataRow) -> Problem:
         chain, answer = split_solution(_text(row, config.solution_column), config.chain)
     else:
         chain, answer = read_chain(_text(row, config.chain_column), config.chain), _text(row, config.answer_column)
+        if not chain:
+            raise ValueError(f"column {config.chain_column!r} has annotations alone, which data.chain: equations reads")
     name = str(number) if row.get("id") in (None, "") else _text(row, "id")
     return Problem(name, question, chain, answer)
 
@@ -306,7 +308,7 @@ def read_chain(text: str, kind: ChainName = "written") -> str:
             line; the written chain if there is none.
     """
     equations = ANNOTATION.findall(text) if kind == "equations" else []
-    return "\n".join(equations) or ANNOTATION.sub("", text)
+    return ("\n".join(equations) or ANNOTATION.sub("", text)).strip()
 
 
 def split_solution(solution: str, kind: ChainName = "written") -> tuple[str, str]:
@@ -318,7 +320,8 @@ def split_solution(solution: str, kind: ChainName = "written") -> tuple[str, str
     chain, marker, answer = solution.rpartition(ANSWER_LINE)
     if not marker:
         raise ValueError(f"it has no '{ANSWER_LINE}' line")
-    chain, answer = read_chain(chain, kind).strip(), answer.strip()
+    # What follows the answer's line is no part of it, as when an answer is read from what a model wrote.
+    chain, answer = read_chain(chain, kind), answer.strip().partition("\n")[0].rstrip()
     if not chain or not answer:
         raise ValueError(f"there is nothing {'before' if not chain else 'after'} '{ANSWER_LINE}'")
     return chain, answer

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ccot_cli import ranks
-from ccot_cli.config import WITHOUT_EFFECT, ModelConfig, Settings, by_dotted_name
+from ccot_cli.config import WITHOUT_EFFECT, DataConfig, ModelConfig, Settings, by_dotted_name
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
@@ -81,7 +81,7 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
         CorruptError: if its weights, tokenizer or template have changed since, or another version of ccot ran it.
     """
     recorded, name = source.manifest.config["model"], settings.model.name
-    if has_moved(recorded["name"], name) and Path(name).exists() and not Path(recorded["name"]).exists():
+    if _lies_elsewhere(recorded["name"], name):
         recorded = {**recorded, "name": name}
     here = {name: getattr(settings.model, name) for name in WITHOUT_EFFECT["model"]}
     theta = load_unchanged_theta(source, {**recorded, **here})
@@ -91,6 +91,30 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
             fix="put the model back, or run 'ccot precompute' again",
         )
     return theta
+
+
+def recorded_data(settings: Settings, source: Artifact, changes: Mapping[str, Any]) -> DataConfig:
+    """Return where the problems of `precompute` came from; a file that has moved is found by its new name.
+
+    Args:
+        source: The artifact of `precompute`.
+        changes: Settings of `data` that are others here.
+
+    Raises:
+        CorruptError: if another version of ccot recorded them.
+    """
+    recorded = dict(source.manifest.config["data"])
+    for name in ("source", "validation_source"):
+        then, now = recorded.get(name), getattr(settings.data, name)
+        recorded[name] = now if _lies_elsewhere(then, now) else then
+    return source.read_as(DataConfig, {**recorded, **changes})
+
+
+def _lies_elsewhere(then: str | None, now: str | None) -> bool:
+    """Tell whether what was in one place is in another one now."""
+    if then is None or now is None:
+        return False
+    return has_moved(then, now) and Path(now).exists() and not Path(then).exists()
 
 
 def load_unchanged_theta(source: Artifact, recorded: Mapping[str, Any]) -> Theta | None:

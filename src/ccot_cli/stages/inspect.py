@@ -208,7 +208,7 @@ def _select(
         theta, problems, indices=indices, batch_tokens=batch_tokens, dtype=STORED_DTYPE
     ):
         problem = problems[number]
-        kept = selector.positions(problem, number=number, states_MD=states_JID[1:, selector.layer])
+        kept = selector.positions(problem, states_MD=states_JID[1:, selector.layer])
         following = following_ids(theta, problem)
         next_K = torch.tensor([following[position] for position in kept])
         rows = [0, *(position + 1 for position in kept)]

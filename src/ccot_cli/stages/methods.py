@@ -29,14 +29,18 @@ from ccot_cli.names import (
     TRAIN_PSI,
     USUAL_RATIO,
     PromptingName,
+    parse_ratio,
     ratio_name,
 )
-from ccot_cli.stages.inputs import load_matching_theta
+from ccot_cli.stages.inputs import load_matching_theta, recorded_data
 from ccot_cli.workspace.artifact import Artifact, read_whole
 from ccot_cli.workspace.workspace import Workspace
 
 METHODS_FOLDER = EMBEDDED_FOLDER / "methods"
 ALL = "all"
+COT = "cot"
+_BASELINE_AT = {Decimal(0): "direct", Decimal(1): COT}
+"""The baseline that a ratio stands for."""
 Read = TypeVar("Read")
 PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
 
@@ -92,8 +96,9 @@ class Methods:
 
     @property
     def ratios(self) -> list[Decimal]:
-        """Ratios that `load` accepts. r = 1 is always among them: θ writes the chain if no adapter was trained to."""
-        return sorted({*self.folders, Decimal(1), *([Decimal(0)] if "direct" in self.baselines else [])})
+        """Ratios that `load` accepts. r = 1 is among them if no adapter was trained to write the chain: θ does."""
+        fixed = [Decimal(0)] if "direct" in self.baselines else []
+        return sorted({*self.folders, *fixed, *([] if COT in self.unusable else [Decimal(1)])})
 
     def choose(self, names: Sequence[str] = (), ratios: Sequence[Decimal] = ()) -> list[LoadableMethod]:
         """Choose methods to evaluate, by rising ratio.
@@ -134,8 +139,8 @@ class Methods:
         for folder in self.baselines.values():
             method = _read(folder, MethodInfo.load)
             yield LoadableMethod(Decimal(method.ratio), method.name, partial(self.load_folder, folder))
-        if "cot" not in self.baselines:
-            yield LoadableMethod(Decimal(1), "cot", self._chain)
+        if COT not in (*self.baselines, *self.unusable):
+            yield LoadableMethod(Decimal(1), COT, self._chain)
         for name in PROMPTING:
             if name in names:
                 yield LoadableMethod(Decimal(1), name, partial(self._prompted, name))
@@ -145,15 +150,17 @@ class Methods:
 
         Raises:
             MissingError: if it was not trained; names the ratios that were.
+            CcotError: if it was trained, but is stale or damaged now.
         """
         return self._at(ratio).load()
 
     def _at(self, ratio: Decimal) -> LoadableMethod:
-        baseline = {Decimal(0): "direct", Decimal(1): "cot"}.get(ratio)
+        baseline = _BASELINE_AT.get(ratio)
         if baseline in self.baselines:
             return LoadableMethod(ratio, baseline, partial(self.load_folder, self.baselines[baseline]))
-        if ratio == 1:
-            return LoadableMethod(ratio, "cot", self._chain)
+        # θ's own chain must not pass for that of an adapter which is stale or damaged.
+        if ratio == 1 and COT not in self.unusable:
+            return LoadableMethod(ratio, COT, self._chain)
         if ratio not in self.folders:
             raise self._untrained_ratio(ratio)
         return LoadableMethod(ratio, CCOT, partial(self.load_folder, self.folders[ratio]))
@@ -172,9 +179,12 @@ class Methods:
         Raises:
             UsageError: if there is no method of that name.
             MissingError: if it was not trained, or not at that ratio.
+            CcotError: if it was trained, but is stale or damaged now.
         """
         if ratio is None:
             trained = [entry.ratio for entry in self._entries(()) if entry.name == name]
+            if name == CCOT and not trained and self._unusable_ratios:
+                trained = self._unusable_ratios
             ratio = min(trained, key=lambda known: abs(known - self.usual_ratio), default=self.usual_ratio)
         if name == CCOT:
             return self._at(ratio)
@@ -267,6 +277,11 @@ class Methods:
         shots = self.settings.eval.shots
         return load_training(self.data).train[:shots]
 
+    @property
+    def _unusable_ratios(self) -> list[Decimal]:
+        """Ratios of CCoT that were trained, but are stale or damaged now."""
+        return [parse_ratio(key[1:]) for key in self.unusable if key[1:2].isdigit()]
+
     def _untrained_name(self, name: str, ratios: Sequence[Decimal], entries: Sequence[LoadableMethod]) -> CcotError:
         for key, error in self.unusable.items():
             if key == name or key.startswith(f"{name}-r"):
@@ -280,8 +295,9 @@ class Methods:
         )
 
     def _untrained_ratio(self, ratio: Decimal) -> CcotError:
-        if ratio_name(ratio) in self.unusable:
-            return self.unusable[ratio_name(ratio)]
+        for key in (_BASELINE_AT.get(ratio), ratio_name(ratio)):
+            if key in self.unusable:
+                return self.unusable[key]
         trained = ", ".join(f"{known:f}" for known in self.ratios)
         nearest = min(self.ratios, key=lambda known: abs(known - ratio))
         stages = ["score", "train-phi", "train-psi"]
@@ -369,7 +385,7 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     folders = {Decimal(str(each.summary["ratio"])): place for each, place in places if each.stage == TRAIN_PSI}
     theta = load_matching_theta(settings, source)
     test_settings = {name: getattr(settings.data, name) for name in WITHOUT_EFFECT["data"]}
-    data = source.read_as(DataConfig, {**source.manifest.config["data"], **test_settings})
+    data = recorded_data(settings, source, test_settings)
     baselines = {str(each.key): place for each, place in places if each.stage == TRAIN_BASELINE}
     return Methods(
         theta,

@@ -1,7 +1,5 @@
 """Run θ over every solution once, and store its hidden states (paper, section 4.1)."""
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,11 +15,11 @@ from ccot_cli.data.shards import Record, shard_paths
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
 from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
-from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, solution_ids, solution_order
+from ccot_cli.models.selection.gold import STORED_DTYPE, fits, gold_states, solution_order
 from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building
-from ccot_cli.stages.problems import PROBLEMS_FILE, StoredProblem
+from ccot_cli.stages.problems import PROBLEMS_FILE, StoredProblem, digest, json_lines, stored_problems
 from ccot_cli.stages.sharing import write_records
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -71,7 +69,7 @@ def run(
     theta = load_theta(settings.model)
     stored, encoded = _load(theta, settings, progress)
     plan = _plan(theta, settings, stored, encoded)
-    inputs = {"model": theta.fingerprint(), "weights": weights_hash(settings.model), "problems": _digest(stored)}
+    inputs = {"model": theta.fingerprint(), "weights": weights_hash(settings.model), "problems": digest(stored)}
     spec = ArtifactSpec(PRECOMPUTE, None, stage_config(settings, PRECOMPUTE), inputs, tuple(overrides))
     if dry_run:
         # `ready` would refuse to replace an artifact, but a plan replaces none.
@@ -127,18 +125,17 @@ def _load(theta: Theta, settings: Settings, progress: Progress) -> tuple[list[St
     loaded = load_training(settings.data)
     for line in loaded.notes:
         progress.say(line)
-    stored = [StoredProblem(problem, False) for problem in loaded.train]
-    stored += [StoredProblem(problem, True) for problem in loaded.validation]
-    longest = getattr(theta.model.config, "max_position_embeddings", None) or 1 << 30
+    stored = stored_problems(loaded)
     encoded = theta.encoder.problems([item.problem for item in stored])
-    fits = [len(solution_ids(theta, problem)) <= longest for problem in encoded]
-    if not all(fits):
-        progress.say(f"{fits.count(False):,} problems are longer than the model's {longest:,} positions: left out")
-    stored = [item for item, is_short in zip(stored, fits, strict=True) if is_short]
+    are_short = [fits(theta, problem) for problem in encoded]
+    if not all(are_short):
+        longest = theta.model.config.max_position_embeddings
+        progress.say(f"{are_short.count(False):,} problems are longer than the model's {longest:,} positions: left out")
+    stored = [item for item, is_short in zip(stored, are_short, strict=True) if is_short]
     for kind, is_validation in (("training", False), ("validation", True)):
         if all(item.is_validation != is_validation for item in stored):
             raise UsageError(f"no {kind} problem is left", fix="check data.source in ccot.yaml, or give more problems")
-    return stored, [problem for problem, is_short in zip(encoded, fits, strict=True) if is_short]
+    return stored, [problem for problem, is_short in zip(encoded, are_short, strict=True) if is_short]
 
 
 def _plan(
@@ -204,19 +201,9 @@ def make_record(number: int, problem: EncodedProblem, states_JID: torch.Tensor) 
     )
 
 
-def _json_lines(stored: list[StoredProblem]) -> list[str]:
-    return [
-        json.dumps({**asdict(item.problem), "is_validation": item.is_validation}, ensure_ascii=False) for item in stored
-    ]
-
-
-def _digest(stored: list[StoredProblem]) -> str:
-    return hashlib.sha256("\n".join(_json_lines(stored)).encode()).hexdigest()
-
-
 def _write_problems(folder: Path, stored: list[StoredProblem]) -> None:
     with commit(folder / PROBLEMS_FILE) as part:
-        part.write_text("\n".join(_json_lines(stored)) + "\n", encoding="utf-8")
+        part.write_text("\n".join(json_lines(stored)) + "\n", encoding="utf-8")
 
 
 def _ready_result(ready: Artifact) -> PrecomputeResult:

@@ -1,10 +1,12 @@
 """Read the problems that `precompute` stored, and take sample problems of a workspace or of a generator."""
 
+import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from ccot_cli.config import DataConfig, Settings
-from ccot_cli.data.problems import Problem, load_test, load_training, of_steps
+from ccot_cli.data.problems import LoadedProblems, Problem, load_test, load_training, of_steps
 from ccot_cli.data.word_problems import Split
 from ccot_cli.names import EMBEDDED, PRECOMPUTE
 from ccot_cli.overrides import override
@@ -20,6 +22,26 @@ class StoredProblem:
 
     problem: Problem
     is_validation: bool
+
+
+def json_lines(stored: Sequence[StoredProblem]) -> list[str]:
+    """Return the lines of problems.jsonl."""
+    return [
+        json.dumps({**asdict(item.problem), "is_validation": item.is_validation}, ensure_ascii=False) for item in stored
+    ]
+
+
+def digest(stored: Sequence[StoredProblem]) -> str:
+    """Hash problems, for the inputs of what learns from them."""
+    return hashlib.sha256("\n".join(json_lines(stored)).encode()).hexdigest()
+
+
+def stored_problems(loaded: LoadedProblems) -> list[StoredProblem]:
+    """Return the training problems, then the validation problems."""
+    return [
+        *(StoredProblem(problem, False) for problem in loaded.train),
+        *(StoredProblem(problem, True) for problem in loaded.validation),
+    ]
 
 
 def read_problems(artifact: Artifact) -> list[StoredProblem]:

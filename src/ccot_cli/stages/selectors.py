@@ -62,7 +62,7 @@ def all_positions(selector: Selector, source: Artifact, problems: list[EncodedPr
         source: The artifact of `precompute`, whose hidden states a learned scorer reads.
     """
     if selector.scorer is None:
-        return [selector.positions(problem, number=number) for number, problem in enumerate(problems)]
+        return [selector.positions(problem) for problem in problems]
     # An artifact with one index holds nothing but the scorer's layer.
     index = selector.layer if source.manifest.summary["is_every_index"] else 0
     positions = {

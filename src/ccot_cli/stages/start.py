@@ -20,6 +20,8 @@ class Start:
     """Of the artifact, or of the adapter's folder."""
     fingerprint: str
     folder: Path
+    input_name: str
+    """Its name among the inputs of what starts from it; no path, because a folder may be moved."""
 
 
 def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | None:
@@ -35,13 +37,13 @@ def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | 
     """
     if config.start is None:
         return None
-    if there := _in_folder(config.start):
+    if there := _in_folder(config.start, workspace.folder(TRAIN_PHI, key)):
         return there
     start_key = config.start
     with suppress(ValueError):
         start_key = ratio_name(parse_ratio(start_key))
     if start_key == key:
-        raise UsageError(f"φ of {key} cannot start from itself", fix="name another key, or none, in train_phi.start")
+        raise _starts_from_itself(start_key, "train_phi")
     if start_key not in workspace.finished(TRAIN_PHI):
         usable = ", ".join(workspace.keys(TRAIN_PHI)) or "none yet"
         raise MissingError(
@@ -50,18 +52,22 @@ def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | 
         )
     artifact = workspace.require(TRAIN_PHI, start_key)
     artifact.check()
-    return Start(artifact.name, artifact.fingerprint, artifact.path(PHI))
+    return Start(artifact.name, artifact.fingerprint, artifact.path(PHI), artifact.name)
 
 
-def find_psi(config: TrainPsiConfig) -> Start | None:
+def find_psi(config: TrainPsiConfig, target: Path) -> Start | None:
     """Find the adapter that ψ, or what is trained in its place, starts from; None if the settings name none.
+
+    Args:
+        target: Folder of the artifact to be trained.
 
     Raises:
         MissingError: if the folder holds no adapter.
+        UsageError: if it is that of the artifact to be trained.
     """
     if config.start is None:
         return None
-    if there := _in_folder(config.start):
+    if there := _in_folder(config.start, target):
         return there
     raise MissingError(
         f"{config.start} is no adapter's folder: it has no {ADAPTER_FILE}",
@@ -69,14 +75,26 @@ def find_psi(config: TrainPsiConfig) -> Start | None:
     )
 
 
-def _in_folder(name: str) -> Start | None:
+def _in_folder(name: str, target: Path) -> Start | None:
     weights = Path(name, ADAPTER_FILE)
-    return Start(name, sha256_of(weights), Path(name)) if weights.is_file() else None
+    if not weights.is_file():
+        return None
+    if Path(name).resolve().is_relative_to(target.resolve()):
+        raise _starts_from_itself(name, "train_phi" if target.parent.name == TRAIN_PHI else "train_psi")
+    return Start(name, sha256_of(weights), Path(name), "start")
+
+
+def _starts_from_itself(name: str, section: str) -> UsageError:
+    # Its bytes would be another input after every training, so that the same command would train again and again.
+    return UsageError(
+        f"{name} is what will be trained, and cannot start from itself",
+        fix=f"copy it to another folder first, or name another start, or none, in {section}.start",
+    )
 
 
 def start_inputs(start: Start | None) -> dict[str, str]:
     """Return what an artifact names among its inputs because it starts from an adapter."""
-    return {start.name: start.fingerprint} if start else {}
+    return {start.input_name: start.fingerprint} if start else {}
 
 
 def attach(adapters: Adapters, name: str, config: TrainPhiConfig | TrainPsiConfig, start: Start | None) -> None:

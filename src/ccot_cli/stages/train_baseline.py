@@ -77,9 +77,9 @@ def run(
     scored = workspace.require(SCORE, selected or ratio_name(ratio)) if RECIPES[method].reads_gold else None
     if scored is not None:
         inputs[scored.name] = scored.fingerprint
-    start = find_psi(settings.train_psi)
-    inputs |= start_inputs(start)
     key = baseline_key(method, ratio) + variant
+    start = find_psi(settings.train_psi, workspace.folder(TRAIN_BASELINE, key))
+    inputs |= start_inputs(start)
     spec = ArtifactSpec(TRAIN_BASELINE, key, stage_config(settings, TRAIN_BASELINE), inputs, tuple(overrides))
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainBaselineResult)):
         return replace(ready, **changed_figures(ready.decoding, workspace, settings, spec, progress))

@@ -12,15 +12,16 @@ from decimal import Decimal
 from typing import Any
 
 from ccot_cli import ranks
-from ccot_cli.config import DataConfig, Settings, stage_config
+from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.batches import bucketed
-from ccot_cli.data.problems import Problem, load_training
+from ccot_cli.data.problems import LoadedProblems, Problem, load_training
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.explanation import KeptTokens, opening, results_line, told_to_write
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.loading import load_method
-from ccot_cli.models.selection.gold import STORED_DTYPE
+from ccot_cli.models.selection.gold import STORED_DTYPE, fits
 from ccot_cli.models.training.contexts import TokensContext
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
@@ -28,7 +29,8 @@ from ccot_cli.models.training.psi import HeldOut, PsiTraining
 from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.explanations import measure_explanations
-from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
+from ccot_cli.stages.inputs import building, load_matching_theta, ready_result, recorded_data
+from ccot_cli.stages.problems import digest, stored_problems
 from ccot_cli.stages.start import attach, find_psi, start_inputs
 from ccot_cli.stages.validation import MOST_JUDGED, ask, caps, is_right
 from ccot_cli.workspace.artifact import ArtifactSpec
@@ -77,16 +79,18 @@ def run(
     psi = workspace.require(TRAIN_PSI, key)
     source = workspace.artifact(PRECOMPUTE) or workspace.require(PRECOMPUTE)
     given = [name for name in overrides if name.startswith("data.")]
-    data = source.read_as(DataConfig, source.manifest.config["data"] | _values(settings, given))
+    data = recorded_data(settings, source, _values(settings, given))
     settings = settings.model_copy(update={"data": data})
+    loaded = load_training(data)
+    problems = digest(stored_problems(loaded))
     # Options that `precompute` was given hold here too, so that they do not look like changes of ccot.yaml.
     inherited = [name for name in source.manifest.overrides if name.startswith("data.")]
-    start = find_psi(settings.train_psi)
+    start = find_psi(settings.train_psi, workspace.folder(TRAIN_DECODER, key))
     spec = ArtifactSpec(
         TRAIN_DECODER,
         key,
         stage_config(settings, TRAIN_DECODER),
-        {TRAIN_PSI: psi.fingerprint} | start_inputs(start),
+        {TRAIN_PSI: psi.fingerprint, "problems": problems} | start_inputs(start),
         (*overrides, *(name for name in inherited if name not in overrides)),
     )
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainDecoderResult)):
@@ -98,7 +102,7 @@ def run(
     assert isinstance(method, CcotMethod)
     attach(adapters, DECODER, settings.train_psi, start)
     with building(workspace, spec, progress) as build:
-        result = _train(method, settings, build, progress)
+        result = _train(method, loaded, settings, build, progress)
         build.summary.update(asdict(result))
     return result
 
@@ -108,17 +112,19 @@ def _values(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(settings.data, name) for name in (each.removeprefix("data.") for each in names)}
 
 
-def _train(method: CcotMethod, settings: Settings, build: Build, progress: Progress) -> TrainDecoderResult:
+def _train(
+    method: CcotMethod, loaded: LoadedProblems, settings: Settings, build: Build, progress: Progress
+) -> TrainDecoderResult:
     config, adapters = settings.train_psi, method.adapters
-    loaded = load_training(settings.data)
     for note in loaded.notes:
         progress.say(note)
+    train_problems, validation = (_short(method.theta, part) for part in (loaded.train, loaded.validation))
     forward_size = 2 * config.batch_size
-    problems, held_out = _answered_right(method, loaded.train, forward_size, progress), loaded.validation[:MOST_JUDGED]
-    share = f"{len(problems):,} of {len(loaded.train):,} problems are answered right"
+    problems, held_out = _answered_right(method, train_problems, forward_size, progress), validation[:MOST_JUDGED]
+    share = f"{len(problems):,} of {len(train_problems):,} problems are answered right"
     if len(problems) < config.batch_size:
         progress.say(f"{share}, too few: the decoder learns from all of them")
-        problems = loaded.train
+        problems = train_problems
     else:
         progress.say(f"{share}; the decoder learns from these")
         held_out = _answered_right(method, held_out, forward_size, progress) or held_out
@@ -136,17 +142,23 @@ def _train(method: CcotMethod, settings: Settings, build: Build, progress: Progr
     )
     adapters.train_only(())
     adapters.save(DECODER, build.folder)
-    explanations = measure_explanations(method, loaded.validation, settings.eval.batch_size, progress)
+    explanations = measure_explanations(method, validation, settings.eval.batch_size, progress)
     return TrainDecoderResult(
         ratio=float(method.ratio),
         num_steps=training.optimiser.step_count,
         kept_step=trained.kept_step,
         train_loss=trained.loss,
         num_problems=len(problems),
-        num_validation=len(loaded.validation),
+        num_validation=len(validation),
         explanations=asdict(explanations),
         decoding=caps(settings),
     )
+
+
+def _short(theta: Theta, problems: Sequence[Problem]) -> list[Problem]:
+    """Leave out the problems that `precompute` leaves out, which are too long for the model."""
+    encoded = theta.encoder.problems(problems)
+    return [problem for problem, each in zip(problems, encoded, strict=True) if fits(theta, each)]
 
 
 def _answered_right(

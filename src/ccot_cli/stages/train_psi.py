@@ -90,7 +90,7 @@ def run(
     source = workspace.require(PRECOMPUTE)
     phi = workspace.require(TRAIN_PHI, generator or key)
     inputs = {workspace.input_name(phi, key): phi.fingerprint}
-    start = find_psi(settings.train_psi)
+    start = find_psi(settings.train_psi, workspace.folder(TRAIN_PSI, key))
     inputs |= start_inputs(start)
     spec = ArtifactSpec(TRAIN_PSI, key, stage_config(settings, TRAIN_PSI), inputs, tuple(overrides))
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPsiResult)):

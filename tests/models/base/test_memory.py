@@ -23,3 +23,12 @@ def test_a_container_s_memory_counts_and_not_the_machine_s(tmp_path: Path, monke
     (tmp_path / "memory.max").write_text("1000\n")
     assert fits(500, torch.device("cpu"))
     assert not fits(501, torch.device("cpu"))
+
+
+def test_memory_that_others_have_taken_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LIMITS", ())
+    monkeypatch.setattr(memory, "MEMORY_INFO", tmp_path / "meminfo")
+    assert fits(1000, torch.device("cpu"))
+    (tmp_path / "meminfo").write_text("MemTotal:  9000000 kB\nMemFree: 3 kB\nMemAvailable:   10 kB\n")
+    assert fits(5 * 1024, torch.device("cpu"))
+    assert not fits(5 * 1024 + 1, torch.device("cpu"))

@@ -34,10 +34,10 @@ def test_a_saved_selector_chooses_as_before(llama: Theta, tmp_path: Path, which:
     selector.save(tmp_path)
     again = Selector.load(llama, tmp_path)
     states_MD = torch.randn(200, llama.model.config.hidden_size, generator=torch.Generator().manual_seed(1))
-    for number, problem in enumerate(encoded_problems(llama, 6)):
+    for problem in encoded_problems(llama, 6):
         chain_MD = states_MD[: len(problem.chain)]
-        positions = selector.positions(problem, number=number, states_MD=chain_MD)
-        assert again.positions(problem, number=number, states_MD=chain_MD) == positions
+        positions = selector.positions(problem, states_MD=chain_MD)
+        assert again.positions(problem, states_MD=chain_MD) == positions
         assert len(positions) == num_kept(RATIO, len(problem.chain))
     (tmp_path / "selector.json").write_text("{}")
     with pytest.raises(CorruptError, match="selector"):

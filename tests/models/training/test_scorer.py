@@ -172,6 +172,24 @@ def test_a_gradient_that_is_not_finite_leaves_the_scorer_alone(llama: Theta) -> 
     assert not torch.equal(head, before)
 
 
+def test_a_part_of_a_batch_alone_does_not_move_the_scorer(llama: Theta, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = Adapters(llama)
+    adapters.add(PSI, rank=4, alpha=8, seed=0)
+    training = make_training(adapters, micro_batch_size=1)
+    head = next(training.scorer.layers.parameters())
+    before, losses, part_loss = head.detach().clone(), [], training._part_loss
+
+    def overflowing(*arguments: Any) -> Tensor:
+        losses.append(part_loss(*arguments))
+        return losses[-1] * (float("inf") if len(losses) == 2 else 1.0)
+
+    monkeypatch.setattr(training, "_part_loss", overflowing)
+    next(training.steps())
+    assert len(losses) == 2
+    assert head.grad is not None
+    assert torch.equal(head, before)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_step_of_the_scorer_in_parts_is_the_whole_step(llama: Theta, size: int) -> None:
     def trained(micro_batch_size: int | None) -> tuple[list[float], list[Tensor]]:

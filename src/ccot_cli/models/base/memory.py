@@ -57,17 +57,23 @@ def is_out_of_memory(error: Exception) -> bool:
 USABLE_FRACTION = 0.5
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files in which cgroup v2 and v1 state a container's limit, in bytes."""
+MEMORY_INFO = Path("/proc/meminfo")
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:
-    """Decide whether so many bytes take at most half of a device's memory; on a GPU, of its free memory."""
+    """Decide whether so many bytes take at most half of a device's free memory, and of a container's limit."""
     if device.type == "cuda":
         release()  # memory that torch keeps for its next tensors would count as taken
         return num_bytes <= USABLE_FRACTION * torch.cuda.mem_get_info(device)[0]
-    return num_bytes <= USABLE_FRACTION * min([_machine_bytes(), *_container_bytes()])
+    return num_bytes <= USABLE_FRACTION * min([_free_bytes(), *_container_bytes()])
 
 
-def _machine_bytes() -> int:
+def _free_bytes() -> int:
+    """Return the memory that new tensors can take; all of the machine's if the system does not say."""
+    with suppress(OSError, StopIteration):
+        lines = MEMORY_INFO.read_text().splitlines()
+        kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+        return int(kilobytes) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

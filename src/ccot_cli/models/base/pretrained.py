@@ -151,4 +151,6 @@ def _explain(name: str, error: Exception, unpacked: Path | None) -> CcotError:
             f"model {name!r} is not on this machine and cannot be downloaded: {first_line}",
             fix=f"on a machine with a network: hf download {name} --local-dir DIR; then give DIR as the model",
         )
-    return UsageError(f"model {name!r} cannot be loaded: {first_line}", fix="ccot doctor --model " + name)
+    return UsageError(
+        f"model {name!r} cannot be loaded: {first_line}", fix="name a folder, a .gguf file, or OWNER/NAME of the hub"
+    )

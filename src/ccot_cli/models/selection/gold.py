@@ -41,6 +41,12 @@ def solution_ids(theta: Theta, problem: EncodedProblem) -> list[int]:
     return [*problem.query, *problem.chain, *theta.encoder.answer_marker, *problem.answer]
 
 
+def fits(theta: Theta, problem: EncodedProblem) -> bool:
+    """Tell whether the model was made for texts as long as the whole solution."""
+    longest: int | None = getattr(theta.model.config, "max_position_embeddings", None)
+    return longest is None or len(solution_ids(theta, problem)) <= longest
+
+
 def solution_order(theta: Theta, problems: Sequence[EncodedProblem]) -> list[int]:
     """Return the numbers of the problems in the order in which `gold_states` yields them."""
     lengths = [len(solution_ids(theta, problem)) for problem in problems]

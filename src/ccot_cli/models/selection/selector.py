@@ -6,6 +6,7 @@ Dimensions: M chain tokens, D width, V vocabulary.
 """
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -48,12 +49,11 @@ class Selector:
     scorer: Scorer | None = None
     """Scores the states (`learned`)."""
 
-    def positions(self, problem: EncodedProblem, *, number: int = 0, states_MD: Tensor | None = None) -> list[int]:
+    def positions(self, problem: EncodedProblem, *, states_MD: Tensor | None = None) -> list[int]:
         """Choose k = ceil(r m) positions in the problem's chain, in reading order, counted from 0.
 
         Args:
-            problem: The problem; its chain must not be empty.
-            number: The problem's number; seeds the random selector.
+            problem: The problem; its chain must not be empty. The random selector always draws the same for it.
             states_MD: The chain's states at index T; needed by the learned selector.
         """
         num_chain = len(problem.chain)
@@ -66,7 +66,8 @@ class Selector:
             # A word's score is that of its first token.
             firsts = [problem.chain[words.index(word)] for word in words]
             return best_of_each(self.scores_V[firsts], lines, kept, rounds=self.rounds, words=words)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        drawn = random.Random(f"{self.seed}/{problem.query}/{problem.chain}")
+        generator = torch.Generator().manual_seed(drawn.getrandbits(63))
         return POSITIONAL[self.name](num_chain, kept, generator)
 
     def save(self, folder: Path) -> list[Path]:

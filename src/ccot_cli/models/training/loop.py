@@ -5,7 +5,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from math import inf, isfinite, nan
@@ -157,7 +157,7 @@ def train(
             num_exploded = _num_exploded(lines)
             _stop_if_exploded(lines, num_exploded, is_last=step == optimiser.num_steps)
             if step % epoch == 0:
-                lines[-1].update(on_epoch(_mean_loss(lines[-epoch:])))
+                lines[-1].update(on_epoch(mean_loss(line["loss"] for line in lines[-epoch:])))
             if judge and (step % min(epoch, LONGEST_UNJUDGED) == 0 or step == optimiser.num_steps):
                 judgement = judge()
                 shown["validation"] = f"{judgement.right:.3f}"
@@ -173,7 +173,7 @@ def train(
             if is_stopping:
                 break
     optimiser.restore()
-    return Trained(_mean_loss(lines[-epoch:]), _best_step(lines))
+    return Trained(mean_loss(line["loss"] for line in lines[-epoch:]), _best_step(lines))
 
 
 def _num_exploded(lines: list[dict[str, Any]]) -> int:
@@ -209,10 +209,10 @@ def _best_step(lines: list[dict[str, Any]]) -> int:
     return int(max(judged, key=goodness, default=lines[-1])["step"])
 
 
-def _mean_loss(lines: list[dict[str, Any]]) -> float:
+def mean_loss(losses: Iterable[float | None]) -> float:
     """Average the losses of the steps that had a finite one; NaN if none had."""
-    losses = [line["loss"] for line in lines if line["loss"] is not None and isfinite(line["loss"])]
-    return fmean(losses) if losses else nan
+    finite = [loss for loss in losses if loss is not None and isfinite(loss)]
+    return fmean(finite) if finite else nan
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:

@@ -33,6 +33,7 @@ from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.cache import CachedSequence, empty_cache
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training.loop import mean_loss
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.tensors.losses import scaled_mse
 from ccot_cli.tensors.masks import first_columns, pad_left
@@ -265,7 +266,7 @@ def _train_layer(
 ) -> LayerReport:
     parameters = adapters.parameters(PHI, layers=range(index - 1, index))
     optimiser = Optimiser.from_config(parameters, config, num_steps=config.epochs * len(train))
-    untrained_loss = _mean_loss(adapters, validation, index)
+    untrained_loss = _validation_loss(adapters, validation, index)
     adapters.train_only(parameters)
     shuffler = random.Random(f"{config.seed}/{index}")
     losses: list[float] = []
@@ -276,8 +277,8 @@ def _train_layer(
             on_step(index, losses[-1])
     return LayerReport(
         layer=index,
-        train_loss=sum(losses) / len(losses),
-        validation_loss=_mean_loss(adapters, validation, index),
+        train_loss=mean_loss(losses),
+        validation_loss=_validation_loss(adapters, validation, index),
         untrained_loss=untrained_loss,
     )
 
@@ -290,7 +291,7 @@ def _part_loss(adapters: Adapters, batch: _LabelledInput, part: Sequence[int], w
 
 
 @torch.no_grad()
-def _mean_loss(adapters: Adapters, batches: list[_Batch], index: int) -> float:
+def _validation_loss(adapters: Adapters, batches: list[_Batch], index: int) -> float:
     adapters.use(PHI)
     total = torch.zeros((), dtype=torch.float64)
     for batch in _prefetched(batches, index):

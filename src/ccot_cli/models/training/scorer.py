@@ -76,7 +76,8 @@ class ScorerTraining:
                 ratio, jitter_BS = shuffler.choice(RATIOS), _jitter(whole, generator)
                 loss = decoder.step_on(range(len(whole)), partial(self._part_loss, head, whole, ratio, jitter_BS))
                 gradients = [each.grad for each in self.scorer.layers.parameters() if each.grad is not None]
-                if all(bool(gradient.isfinite().all()) for gradient in gradients):
+                # If the decoder's step was left out, the scorer's gradients may be those of a part of the batch.
+                if decoder.norm is not None and all(bool(gradient.isfinite().all()) for gradient in gradients):
                     head.step()
                 yield loss
 

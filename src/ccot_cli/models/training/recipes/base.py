@@ -87,7 +87,10 @@ class RecipeSetup:
 
 
 def within_positions(setup: RecipeSetup, example: PsiExample) -> PsiExample:
-    """Drop tokens between query and answer that the model has no positions for, as the method does when it answers."""
+    """Drop tokens between query and answer that the model has no positions for.
+
+    The method drops more when it answers, because it reserves the longest answer that the settings allow.
+    """
     most = setup.adapters.theta.blocks.num_positions
     if most is None:
         return example
