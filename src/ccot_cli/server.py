@@ -284,17 +284,33 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: if the host is none of this machine's, or the port is taken.
     """
-    with ExitStack() as stack:
-        try:
-            family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = stack.enter_context(socket.socket(family, kind))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"cannot listen on {host}, port {port}: {reason.lower()}", fix="--port 0") from None
+    with ExitStack() as stack, _refusing(host, port):
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = stack.enter_context(socket.socket(family, kind))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
         stack.pop_all()
     return listener
+
+
+def open_for_clients(listener: socket.socket) -> None:
+    """Let clients connect to a bound socket.
+
+    Raises:
+        UsageError: if another process, which bound the port too, was faster.
+    """
+    host, port, *_ = listener.getsockname()
+    with _refusing(host, port):
+        listener.listen()
+
+
+@contextmanager
+def _refusing(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot listen on {host}, port {port}: {reason.lower()}", fix="--port 0") from None
 
 
 def url(listener: socket.socket) -> str:

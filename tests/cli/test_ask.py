@@ -256,6 +256,26 @@ def test_thoughts_stand_under_the_answer_and_in_json_on_request(trained: Path, c
         assert [word.keys() for word in fields["thoughts"][0]["words"]] == [{"text", "probability"}] * 5
 
 
+def test_settings_that_training_has_fixed_are_refused(trained: Path, capsys: Output) -> None:
+    for command in (["ask", "Is it 2?"], ["eval"], ["inspect"], ["merge", "merged", "--method", "direct"]):
+        for name in ("model.prompt=Q {question}", "data.subset=stories"):
+            _, err = output(capsys, *command, "--set", name, code=2)
+            assert f"{name.split('=')[0]} has no effect" in err
+    output(capsys, "ask", "Is it 2?", "--set", "model.device=cpu", "--set", "decoding.max_answer_tokens=2")
+
+
+def test_another_model_without_a_workspace_is_that_model_alone(model_folder: Path, capsys: Output) -> None:
+    other = ["--set", f"model.name={model_folder}", "--format", "json"]
+    out, err = output(capsys, "ask", "What is the capital of France?", "--ratio", "1", *other)
+    # Neither the package's domain nor its calibration says anything of it.
+    assert json.loads(out)["in_domain"] is None
+    assert json.loads(out)["calibrated"] is False
+    assert "warning" not in err
+    _, err = output(capsys, "ask", "Is it 2?", *other, code=3)
+    assert "no generator was trained for ratio 0.1" in err
+    assert "fix:   --ratio 1\n" in err
+
+
 def test_a_swap_says_what_the_answer_would_be(trained: Path, capsys: Output) -> None:
     swap = ("ask", QUESTION, "--show-thoughts", "--swap-with")
     fields = json.loads(output(capsys, *swap, OTHER, "--format", "json")[0])

@@ -28,6 +28,13 @@ def test_nothing_is_removed_before_it_is_asked_for(
     monkeypatch.setattr(typer, "confirm", lambda *args, **options: False)
     _, err = output(capsys, "clean", "-w", "my-run")
     assert err == "nothing was removed\n"
+
+    def without_an_answer(*args: object, **options: object) -> bool:
+        raise typer.Abort
+
+    monkeypatch.setattr(typer, "confirm", without_an_answer)
+    _, err = output(capsys, "clean", "-w", "my-run")
+    assert err == "nothing was removed\n"
     assert (workspace.root / "x.part").exists()
 
 

@@ -171,6 +171,14 @@ def test_an_existing_file_is_replaced_only_by_force(trained: Path, capsys: Outpu
     assert zipfile.is_zipfile("methods.zip")
 
 
+def test_a_file_that_cannot_be_written_is_named(trained: Path, capsys: Output) -> None:
+    Path("folder").mkdir()
+    for target in ("nowhere/methods.zip", "folder"):
+        _, err = output(capsys, "export", target, "--force", code=2)
+        assert err.startswith(f"error: {target}")
+        assert err.endswith("fix:   check the path\n")
+
+
 def test_an_existing_folder_is_no_new_workspace(trained: Path, capsys: Output) -> None:
     output(capsys, "export", "methods.zip")
     before = sorted(trained.rglob("*"))

@@ -24,7 +24,7 @@ from answering import CCOT_MODEL, DIRECT_MODEL, SECONDS, Answerer
 
 import ccot_cli
 from ccot_cli import server
-from ccot_cli.errors import MissingError
+from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.stages.serve import AnswerQueue, Model, Models
 from ccot_cli.workspace.workspace import Workspace
 from cli.running import QUESTION, Output, ccot, output
@@ -422,7 +422,11 @@ class TestCommand:
 
     def test_a_port_that_is_taken_is_exit_2(self, capsys: Output) -> None:
         with server.listen("127.0.0.1", 0) as taken:
-            taken.listen()
+            # Both bind while neither lets clients in, and then one is too late.
+            with server.listen("127.0.0.1", taken.getsockname()[1]) as late:
+                taken.listen()
+                with pytest.raises(UsageError, match="already in use"):
+                    server.open_for_clients(late)
             out, err = output(capsys, "serve", "--port", str(urlsplit(server.url(taken)).port), code=2)
         assert out == ""
         assert "in use" in err

@@ -87,6 +87,10 @@ def test_the_pretrained_model_s_script_asks_for_what_there_is(
     asked = ["bash", str(EXAMPLES / "pretrained.sh"), str(tmp_path / "problems.jsonl"), str(tmp_path / "run")]
     said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert len((tmp_path / "run" / "train.jsonl").read_text().splitlines()) > 10
+    # The folder's parts would pass for those of other problems.
+    refused = subprocess.run([*asked[:2], "embedded", asked[3]], capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "name another folder" in refused.stderr
     chain, ccot = (settings.data for settings in settings_asked_for(said, capsys))
     assert (Path(chain.source).name, chain.validation_source) == ("train.jsonl", None)
     assert (Path(ccot.source).name, Path(ccot.validation_source or "").name) == ("more.jsonl", "validation.jsonl")

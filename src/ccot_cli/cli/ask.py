@@ -23,7 +23,7 @@ from ccot_cli.cli.options import (
     method_option,
     min_confidence_option,
     ratio_option,
-    resolve_anywhere,
+    resolve_trained,
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
@@ -146,6 +146,7 @@ def ask(
             raise UsageError(f"{option} of several questions is for JSON alone", fix="--format json")
     if swap_with is not None and not show_thoughts:
         raise UsageError("--swap-with is for --show-thoughts", fix="give both")
+    swap_with = None if swap_with is None else _as_text(swap_with)
     changes: dict[str, object] = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
     if server and min_confidence is not None:
         raise UsageError("a server answers with one method alone", fix="leave out --min-confidence, or --server ''")
@@ -191,7 +192,7 @@ def _load(
     explains: bool,
     min_confidence: float | None,
 ) -> "Asker":
-    workspace, settings, _ = resolve_anywhere(folder, changes, sets)
+    workspace, settings, _ = resolve_trained(folder, changes, sets)
     announce_unpacking(settings.model.name)
     with loading(workspace.name if workspace else settings.model.name):
         from ccot_cli.stages.ask import Asker
@@ -379,11 +380,7 @@ def _read_questions(question: str | None) -> list[Line]:
     if question is None and sys.stdin.isatty():
         raise UsageError("there is no question", fix='ccot ask "How many ...?", or pipe one in')
     typed = None if question == STDIN else question
-    if typed is None:
-        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    else:
-        # Bytes that the locale could not decode are escaped in arguments; the tokenizer needs real text.
-        text = os.fsencode(typed).decode("utf-8", errors="replace")
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace") if typed is None else _as_text(typed)
     if not text.strip():
         raise UsageError("the question is empty", fix='ccot ask "Mia has 12 pens. ... How many pens does Mia have?"')
     if typed is not None:
@@ -397,6 +394,11 @@ def _read_questions(question: str | None) -> list[Line]:
             fix='one question a line; one of several lines in quotes: ccot ask "..."; JSON lines: --input -',
         )
     return [(number, line.encode()) for number, line in lines]
+
+
+def _as_text(argument: str) -> str:
+    """Return an argument as real text, which the tokenizer needs: bytes that the locale cannot decode are escaped."""
+    return os.fsencode(argument).decode("utf-8", errors="replace")
 
 
 def _open_lines(source: str) -> Iterable[list[Line]]:

@@ -41,7 +41,11 @@ def clean(
             raise UsageError(
                 "nothing was removed: there is no terminal to ask on", fix=workspace.command("clean", "-y")
             )
-        if not typer.confirm(f"remove these, {total}?", err=True):
+        try:
+            is_agreed = typer.confirm(f"remove these, {total}?", err=True)
+        except typer.Abort:  # the input ended without an answer
+            is_agreed = False
+        if not is_agreed:
             print_note("nothing was removed")
             return
     print_line(f"{human_bytes(upkeep.clean(workspace, found))} freed")

@@ -28,7 +28,7 @@ from ccot_cli.cli.options import (
     announce_data,
     announce_unpacking,
     min_confidence_option,
-    resolve_anywhere,
+    resolve_trained,
     starting_with,
 )
 from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
@@ -157,7 +157,7 @@ def evaluate(
         "eval.steps": steps,
         "eval.seed": seed,
     }
-    workspace, settings, overrides = resolve_anywhere(folder, changes, sets)
+    workspace, settings, overrides = resolve_trained(folder, changes, sets)
     if compare:
         _show_comparison(workspace, compare, format)
         return

@@ -21,7 +21,7 @@ from ccot_cli.cli.options import (
     announce_data,
     announce_unpacking,
     ratio_option,
-    resolve_anywhere,
+    resolve_trained,
 )
 from ccot_cli.cli.plots import require_matplotlib
 from ccot_cli.cli.report import summary_rows, write_report
@@ -61,17 +61,18 @@ def inspect(
         "model.device": device,
         "model.threads": threads,
         "data.test_source": data,
-        "eval.limit": limit or USUAL_LIMIT,
+        "eval.limit": limit,
         "eval.steps": steps,
     }
-    workspace, settings, _ = resolve_anywhere(folder, changes, sets)
+    workspace, settings, given = resolve_trained(folder, changes, sets)
     refuse_existing(output, fix="name another folder with --output, or remove it")
     require_matplotlib()
     announce_unpacking(settings.model.name)
     announce_data(settings.data.test_source or settings.data.source)
     from ccot_cli.stages.inspect import run
 
-    result = asdict(run(workspace, settings, ratio, limit=settings.eval.limit, progress=TerminalProgress()))
+    chosen = settings.eval.limit if "eval.limit" in given else USUAL_LIMIT
+    result = asdict(run(workspace, settings, ratio, limit=chosen, progress=TerminalProgress()))
     with commit_folder(output) as part:
         write_json(part / "inspection.json", result)
         page = write_report(result, part)

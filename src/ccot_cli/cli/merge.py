@@ -21,7 +21,7 @@ from ccot_cli.cli.options import (
     announce_unpacking,
     method_option,
     ratio_option,
-    resolve_anywhere,
+    resolve_trained,
 )
 from ccot_cli.files import human_bytes
 
@@ -53,7 +53,7 @@ def merge(
 
     Only a method that is a single model can be merged. CCoT is none: θ, φ and ψ take turns. ccot export keeps it.
     """
-    workspace, settings, _ = resolve_anywhere(folder, {"model.device": device, "model.threads": threads}, sets)
+    workspace, settings, _ = resolve_trained(folder, {"model.device": device, "model.threads": threads}, sets)
     announce_unpacking(settings.model.name)
     with loading(workspace.name if workspace else settings.model.name):
         from ccot_cli.stages.merge import run

@@ -16,6 +16,7 @@ from ccot_cli.names import (
     EMBEDDED,
     ENVIRONMENT_VARIABLE,
     MODELS,
+    PRECOMPUTE,
     EngineName,
     MethodName,
     PromptingName,
@@ -268,6 +269,28 @@ def resolve_anywhere(
     """
     workspace = find_workspace_if_any(folder)
     return workspace, *_changed_settings(workspace, changes, sets or ())
+
+
+def resolve_trained(
+    folder: Path | None, changes: Mapping[str, object], sets: Sequence[str] | None = None
+) -> "tuple[Workspace | None, Settings, tuple[str, ...]]":
+    """Resolve as `resolve_anywhere` does, for a command that uses what a workspace has trained.
+
+    Raises:
+        UsageError: if a setting is given that training has fixed: it would have no effect.
+    """
+    from ccot_cli.config import WITHOUT_EFFECT
+
+    workspace, settings, given = resolve_anywhere(folder, changes, sets)
+    if workspace and workspace.artifact(PRECOMPUTE):
+        for name in given:
+            section, _, setting = name.partition(".")
+            if section in ("model", "data") and setting not in WITHOUT_EFFECT[section]:
+                raise UsageError(
+                    f"{name} has no effect: {workspace.name} was trained with its own",
+                    fix="leave it out, or train in another workspace: ccot init",
+                )
+    return workspace, settings, given
 
 
 def _changed_settings(

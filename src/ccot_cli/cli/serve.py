@@ -15,7 +15,7 @@ from ccot_cli.cli.options import (
     ThreadsOption,
     WorkspaceOption,
     announce_unpacking,
-    resolve_anywhere,
+    resolve_trained,
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.names import DEFAULT_PORT
@@ -63,7 +63,7 @@ def serve(
         from ccot_cli import server
     except ImportError as error:
         raise UsageError(f"serving needs {error.name}", fix="pip install 'ccot-cli[serve]'") from None
-    workspace, settings, _ = resolve_anywhere(
+    workspace, settings, _ = resolve_trained(
         folder, {"model.device": device, "model.threads": threads, "decoding.engine": engine}, sets
     )
     announce_unpacking(settings.model.name)
@@ -73,9 +73,11 @@ def serve(
             from ccot_cli.stages.serve import AnswerQueue, Models
 
             models = Models(workspace, settings)
+            for reason in models.unusable:
+                print_note(f"left out: {reason.message}; {reason.fix}")
             answers = stack.enter_context(AnswerQueue(models.load, size=queue, first=models.default))
         is_stopped = stack.enter_context(delayed_stop())
-        listener.listen()
+        server.open_for_clients(listener)
         print_note(f"serving {name}; Ctrl-C stops it")
         print_line(server.url(listener))
         server.run(server.make_app(models, answers, seconds=timeout), answers, listener, is_stopped)

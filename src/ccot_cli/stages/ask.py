@@ -120,7 +120,7 @@ class Asker:
             self.method = methods.explaining(self.method)
         self.swap_with = None if swap_with is None else self.check(swap_with)
         self.cascade = Cascade(self.method, fallback, min_confidence or 0.0) if fallback else None
-        self.domain = Domain.load(DOMAIN_FILE) if workspace is None else None
+        self.domain = Domain.load(DOMAIN_FILE) if methods.are_shipped else None
 
     def check(self, question: str) -> str:
         """Return a question without white space around it.

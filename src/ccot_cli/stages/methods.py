@@ -82,14 +82,19 @@ class Methods:
         self._adapters = Adapters(self.theta, merges=have_room_to_merge(self.theta) and not is_reference)
 
     @property
+    def are_shipped(self) -> bool:
+        """Whether they are those of the model in the package."""
+        return self.workspace is None and self.settings.model.name == EMBEDDED
+
+    @property
     def location(self) -> str:
         """Where the methods are, for messages."""
-        return EMBEDDED if self.workspace is None else str(self.workspace.root)
+        return str(self.workspace.root) if self.workspace else self.settings.model.name
 
     @property
     def usual_ratio(self) -> Decimal:
         """The ratio that is asked for by default."""
-        return USUAL_RATIO if self.workspace else EMBEDDED_RATIO
+        return EMBEDDED_RATIO if self.are_shipped else USUAL_RATIO
 
     def _command(self, *words: str) -> str:
         return self.workspace.command(*words) if self.workspace else " ".join(("ccot", *words))
@@ -267,7 +272,7 @@ class Methods:
 
     def _chain(self) -> ChainMethod:
         # θ's own chain belongs to no trained folder; in the package, its calibration lies beside them.
-        calibration = None if self.workspace else Calibration.load(METHODS_FOLDER)
+        calibration = Calibration.load(METHODS_FOLDER) if self.are_shipped else None
         return ChainMethod(self._adapters, self.settings.decoding.max_chain_tokens, calibration=calibration)
 
     def _prompted(self, name: PromptingName) -> Method:
@@ -291,7 +296,7 @@ class Methods:
         asked = " or ".join(f"{ratio:f}" for ratio in ratios)
         return MissingError(
             f"no {name}{f' at ratio {asked}' if asked else ''} in {self.location} (trained: {trained})",
-            fix="choose one of these" if self.location == EMBEDDED else train,
+            fix=train if self.workspace else "choose one of these",
         )
 
     def _untrained_ratio(self, ratio: Decimal) -> CcotError:
@@ -303,7 +308,7 @@ class Methods:
         stages = ["score", "train-phi", "train-psi"]
         commands = [[stage, "--ratio", f"{ratio:f}"] for stage in stages] if ratio else [["train-baseline", "direct"]]
         train = " && ".join(self._command(*words) for words in commands)
-        or_train = "" if self.location == EMBEDDED else f", or train it: {train}"
+        or_train = f", or train it: {train}" if self.workspace else ""
         return MissingError(
             f"no generator was trained for ratio {ratio:f} in {self.location} (trained: {trained})",
             fix=f"--ratio {nearest:f}{or_train}",
@@ -362,12 +367,16 @@ def needs_theta_alone(names: Collection[str], ratios: Collection[Decimal]) -> bo
 def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_none: bool = False) -> Methods:
     """Find the methods of a workspace, or the embedded ones if no workspace is given, and load θ.
 
+    Without a workspace, another model than the embedded one is θ alone.
+
     Args:
         may_have_none: Accept a workspace without a method of its own settings, as for the variants of a sweep.
 
     Raises:
         MissingError: if the workspace has no trained method yet.
     """
+    if workspace is None and settings.model.name != EMBEDDED:
+        return Methods(load_theta(settings.model), {}, settings, settings.data)
     if workspace is None:
         infos = {path: MethodInfo.load(path) for path in sorted(METHODS_FOLDER.iterdir()) if path.is_dir()}
         folders = {Decimal(info.ratio): path for path, info in infos.items() if info.name == CCOT}

@@ -70,6 +70,11 @@ class Models:
         self.usual_ratio = self._methods.usual_ratio
 
     @property
+    def unusable(self) -> list[CcotError]:
+        """Why methods that were trained are not served."""
+        return [*self._methods.unusable.values()]
+
+    @property
     def default(self) -> Model:
         """CCoT at the usual ratio, or the trained one that is nearest to it; without CCoT, the first method."""
         return self.find(CCOT) if any(model.method == CCOT for model in self.all) else self.all[0]
