@@ -362,7 +362,7 @@ WITHOUT_EFFECT = {
     "train_psi": {"checkpoint_steps", "micro_batch_size", "gradient_checkpointing"},
     "decoding": {"engine"},
 }
-"""Settings that change how a stage runs but not its result."""
+"""Settings that change how a stage runs but not its result. Those of `data` say what the test problems are."""
 _SCORER_TRAINING = {"lora_rank", "lora_alpha", "batch_size", "optimiser", "learning_rate"}
 """Settings of train_psi that the learned scorer is trained with, because a decoder is trained together with it."""
 
@@ -387,6 +387,8 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
     for name in _SECTIONS[stage]:
         left_out = WITHOUT_EFFECT.get(name, set()) | unused.get(name, set())
         config[name] = getattr(settings, name).model_dump(mode="json", exclude=left_out)
+    if stage == "eval":
+        config["data"] = settings.data.model_dump(mode="json", include=WITHOUT_EFFECT["data"])
     if stage == "score" and settings.score.selector == "learned":
         config["train_psi"] = settings.train_psi.model_dump(mode="json", include=_SCORER_TRAINING)
     return config

@@ -235,6 +235,17 @@ def test_test_questions_that_are_too_long_are_left_out(make_run: MakeRun, tmp_pa
         evaluate.run(run.workspace, run.settings, names=("direct",), progress=told)
 
 
+def test_an_evaluation_is_stale_once_other_test_problems_are_asked_for(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_baseline("direct")
+    evaluate.run(run.workspace, run.settings, names=("direct",), progress=Progress())
+    [key] = run.workspace.finished("eval")
+    assert run.workspace.state("eval", key, run.settings).name == "ready"
+    for changes in ({"data.test_split": "unseen"}, {"data.test_source": "other.jsonl"}, {"eval.limit": 3}):
+        assert run.workspace.state("eval", key, override(run.settings, changes)).name == "stale"
+
+
 def test_a_method_that_is_damaged_is_missed_aloud(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()

@@ -66,6 +66,20 @@ class TestFinding:
         monkeypatch.chdir(tmp_path / "other")
         assert workspace.command("score") == f"ccot score -w {tmp_path}/my-run"
 
+    def test_a_command_that_would_find_another_workspace_names_this_one(
+        self, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        workspace = Workspace.open(tmp_path / "my-run")
+        inner = Workspace.create(tmp_path / "my-run" / "inner", "embedded")
+        monkeypatch.chdir(tmp_path / "my-run")
+        monkeypatch.setenv("CCOT_WORKSPACE", str(inner.root))
+        assert workspace.command("score") == "ccot score -w ."
+        monkeypatch.setenv("CCOT_WORKSPACE", str(workspace.root))
+        monkeypatch.chdir(inner.root)
+        assert workspace.command("score") == "ccot score"
+        monkeypatch.delenv("CCOT_WORKSPACE")
+        assert workspace.command("score") == f"ccot score -w {tmp_path}/my-run"
+
     def test_a_link_out_of_the_workspace_is_refused_and_left_alone(self, workspace: Workspace, tmp_path: Path) -> None:
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / "x").touch()
@@ -187,6 +201,11 @@ class TestCommands:
         make(replace(workspace, typed=("precompute", "--data", "data.jsonl", "--model", "a/b")))
         expected = f"ccot precompute --data {tmp_path}/data.jsonl --model a/b -w my-run"
         assert workspace.command_for("precompute", None) == expected
+        (tmp_path / "psi").mkdir()
+        options = ("--start", "psi", "--data=data.jsonl", "--set", "data.source=data.jsonl", "--set", "data.limit=3")
+        make(replace(workspace, typed=("train-psi", *options)), "train-psi", "r0.10")
+        expected = f"--start {tmp_path}/psi --data={tmp_path}/data.jsonl --set data.source={tmp_path}/data.jsonl"
+        assert workspace.command_for("train-psi", "r0.10") == f"ccot train-psi {expected} --set data.limit=3 -w my-run"
         # `demo` types its commands itself.
         make(replace(workspace, typed=("demo", "my-run")), "score", "r0.10")
         assert workspace.command_for("score", "r0.10") == "ccot score --ratio 0.1 -w my-run"

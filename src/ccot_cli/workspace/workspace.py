@@ -113,13 +113,8 @@ class Workspace:
         Raises:
             UsageError: if the named folder is no workspace.
         """
-        if explicit is None and environ.get(ENVIRONMENT_VARIABLE):
-            explicit = Path(environ[ENVIRONMENT_VARIABLE])
-        if explicit is not None:
-            return cls.open(explicit, typed)
-        enclosing = (folder for folder in (start, *start.parents) if (folder / SETTINGS_FILE).is_file())
-        nearest = next(enclosing, None)
-        return None if nearest is None else cls.open(nearest, typed)
+        root = explicit or _usual_root(environ, start)
+        return None if root is None else cls.open(root, typed)
 
     @property
     def name(self) -> str:
@@ -143,10 +138,12 @@ class Workspace:
         return sum(path.stat().st_size for path in self.cache.glob("*") if path.is_file())
 
     def command(self, *words: str) -> str:
-        """Return a command for people to copy; it names the workspace unless the current folder is inside it."""
+        """Return a command for people to copy; it names the workspace unless it is found without that."""
         root, here = self.root.resolve(), Path.cwd()
+        found = _usual_root(os.environ, here)
+        is_found = found is not None and found.resolve() == root
         shown = os.path.relpath(root) if root.is_relative_to(here) else str(root)
-        return shlex.join(["ccot", *words, *([] if here.is_relative_to(root) else ["-w", shown])])
+        return shlex.join(["ccot", *words, *([] if is_found else ["-w", shown])])
 
     def folder(self, stage: str, key: str | None = None) -> Path:
         """Return the folder of an artifact, finished or not.
@@ -444,6 +441,13 @@ def _shown_key(stage: str, key: str) -> str:
     return "-".join([f"{Decimal(ratio).normalize():f}", *variant])
 
 
+def _usual_root(environ: Mapping[str, str], start: Path) -> Path | None:
+    """Return the workspace of a command that names none: $CCOT_WORKSPACE, else the nearest at or above `start`."""
+    if named := environ.get(ENVIRONMENT_VARIABLE):
+        return Path(named)
+    return next((folder for folder in (start, *start.parents) if (folder / SETTINGS_FILE).is_file()), None)
+
+
 def _repeatable(typed: tuple[str, ...]) -> tuple[str, ...]:
     """Return a command line that can be repeated anywhere: without the workspace, and with absolute paths.
 
@@ -452,9 +456,16 @@ def _repeatable(typed: tuple[str, ...]) -> tuple[str, ...]:
     words: list[str] = []
     previous = ""
     for word in typed:
-        if previous in ("--data", "--model") and Path(word).exists():
+        name, equals, value = word.partition("=")
+        if previous in _PATH_OPTIONS and Path(word).exists():
             word = str(absolute(Path(word)))
+        elif equals and name in (*_PATH_OPTIONS, *PATH_SETTINGS) and Path(value).exists():
+            word = f"{name}={absolute(Path(value))}"
         if not {previous, word} & {"-w", "--workspace"} and not word.startswith("--workspace="):
             words.append(word)
         previous = word
     return () if "demo" in words[:1] else tuple(words)
+
+
+_PATH_OPTIONS = ("--data", "--model", "--start")
+"""Options that may name a file or a folder."""
