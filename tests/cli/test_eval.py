@@ -132,6 +132,8 @@ def test_kept_evaluations_are_compared(trained: Path, capsys: Output) -> None:
         (["--compare", "a", "b"], ["--method", "ccot"]),
         (["--compare", "a", "b"], ["--ratio", "0.1"]),
         (["--compare", "a", "b"], ["--limit", "3"]),
+        (["--compare", "a", "b"], ["--seed", "0"]),
+        (["--compare", "a", "b"], ["--no-save"]),
         (["--harness", "ccot_gsm8k"], ["--plot", "x.svg"]),
         (["--harness", "ccot_gsm8k"], ["--controls"]),
         (["--harness", "ccot_gsm8k"], ["--thoughts"]),

@@ -25,6 +25,6 @@ def test_it_starts_from_the_adapter_in_a_folder_relative_to_the_current_one(
     manifest = json.loads((trained / "train-baseline" / "direct" / "manifest.json").read_text())
     start = str(trained / "train-psi" / "r0.10" / "psi")
     assert manifest["config"]["train_psi"]["start"] == start
-    assert start in manifest["inputs"]
+    assert "start" in manifest["inputs"]
     _, err = output(capsys, "train-baseline", "direct", "-w", "..", "--start", "r0.20/psi", code=3)
     assert "r0.20/psi is no adapter's folder" in err

@@ -64,6 +64,12 @@ def test_the_template_surrounds_the_question(tokenizer: PreTrainedTokenizerFast)
     assert text_of(encoder, encoder.answer_marker) == "\nSo:"
 
 
+@pytest.mark.parametrize("prompt", ["Q: {question}\nA:", "{question}"])
+def test_the_question_of_a_query_is_the_one_that_was_asked(tokenizer: PreTrainedTokenizerFast, prompt: str) -> None:
+    encoder = Encoder(tokenizer, Template(prompt=prompt))
+    assert encoder.question(encoder.query("why 12 pens")) == "why 12 pens"
+
+
 @pytest.mark.parametrize("prompt", ["", "no field", "{question} {question}", "{Question}"])
 def test_a_prompt_without_one_place_for_the_question_is_refused(prompt: str) -> None:
     with pytest.raises(ValueError, match=r"must hold \{question\} once"):

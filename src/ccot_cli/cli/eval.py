@@ -143,7 +143,8 @@ def evaluate(
         "--min-confidence": min_confidence is not None,
     }
     if compare:
-        given |= {"--harness": harness, "--methods": methods, "--ratio": ratio}
+        given |= {"--harness": harness, "--methods": methods, "--ratio": ratio, "--no-save": not save}
+        given |= {"--batch-size": batch_size, "--seed": seed is not None, "--engine": engine}
         _refuse_without_effect("--compare", {**given, "--data": data, "--limit": limit, "--steps": steps})
     elif harness:
         _refuse_without_effect("--harness", given)

@@ -143,12 +143,19 @@ class Encoder:
             for ids, text in zip(self._joined(before, texts), texts, strict=True)
         ]
 
+    @property
+    def goes_on_after_question(self) -> bool:
+        """Whether the prompt has a text after the question."""
+        return bool(self._after)
+
     def query(self, question: str) -> list[int]:
         """Return the token ids of a question in its prompt."""
         return self._queries([question])[0]
 
     def question(self, query: list[int]) -> str:
         """Return the text of the question in a query; of the whole query if the prompt's texts are not found in it."""
+        if not self._before and query[:1] == [self.tokenizer.bos_token_id]:
+            query = query[1:]
         text: str = self.tokenizer.decode(query, clean_up_tokenization_spaces=False)
         start, end = text.find(self._before), text.rfind(self._after)
         is_found = 0 <= start <= end - len(self._before)

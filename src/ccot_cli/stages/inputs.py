@@ -3,7 +3,7 @@
 Dimensions: J = 1 + K rows of gold states, K selected tokens.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,11 @@ import torch
 
 from ccot_cli import ranks
 from ccot_cli.config import WITHOUT_EFFECT, DataConfig, ModelConfig, Settings, by_dotted_name
+from ccot_cli.data.problems import Problem
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
-from ccot_cli.models.selection.gold import GoldExample, following_ids
+from ccot_cli.models.selection.gold import GoldExample, fits, following_ids
 from ccot_cli.progress import Progress
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, has_moved
@@ -132,6 +133,12 @@ def load_unchanged_theta(source: Artifact, recorded: Mapping[str, Any]) -> Theta
     # What was made before weights were hashed has no hash of them.
     is_same = theta.fingerprint() == inputs["model"] and inputs.get("weights") in (None, weights_hash(config))
     return theta if is_same else None
+
+
+def short_enough(theta: Theta, problems: Sequence[Problem]) -> list[Problem]:
+    """Leave out the problems whose solutions are too long for the model, as `precompute` does."""
+    encoded = theta.encoder.problems(problems)
+    return [problem for problem, each in zip(problems, encoded, strict=True) if fits(theta, each)]
 
 
 def load_examples(theta: Theta, source: Artifact, selected: Artifact) -> tuple[list[GoldExample], list[GoldExample]]:

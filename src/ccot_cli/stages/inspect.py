@@ -33,6 +33,7 @@ from ccot_cli.models.training.queries import FreshQueries
 from ccot_cli.names import CCOT, SCORE, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.evaluate import problems_to_ask
+from ccot_cli.stages.inputs import short_enough
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.stages.patching import Moves, Solved, count_moves, replace_each
 from ccot_cli.stages.score import kinds_of
@@ -139,8 +140,9 @@ def run(
     if not isinstance(method, CcotMethod):
         raise UsageError(f"{method.name} has no contemplation tokens", fix="a ratio between 0 and 1")
     theta, layer = methods.theta, method.info.autoregressive_layer
-    problems = problems_to_ask(methods, settings, limit, progress)
-    train = sorted(load_training(methods.data).train[:MOST_FITTED], key=lambda problem: len(problem.question))
+    problems = short_enough(theta, problems_to_ask(methods, settings, limit, progress))
+    fitted = short_enough(theta, load_training(methods.data).train[:MOST_FITTED])
+    train = sorted(fitted, key=lambda problem: len(problem.question))
     encoded, encoded_train = theta.encoder.problems(problems), theta.encoder.problems(train)
     method.adapters.use(None)
     selector = _selector(workspace, theta, encoded_train, method.ratio, settings.precompute.batch_tokens)

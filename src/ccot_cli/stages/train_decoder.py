@@ -17,11 +17,10 @@ from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import LoadedProblems, Problem, load_training
 from ccot_cli.models.base.adapters import DECODER, Adapters
 from ccot_cli.models.base.memory import in_parts
-from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.explanation import KeptTokens, opening, results_line, told_to_write
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.loading import load_method
-from ccot_cli.models.selection.gold import STORED_DTYPE, fits
+from ccot_cli.models.selection.gold import STORED_DTYPE
 from ccot_cli.models.training.contexts import TokensContext
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
@@ -29,7 +28,7 @@ from ccot_cli.models.training.psi import HeldOut, PsiTraining
 from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.explanations import measure_explanations
-from ccot_cli.stages.inputs import building, load_matching_theta, ready_result, recorded_data
+from ccot_cli.stages.inputs import building, load_matching_theta, ready_result, recorded_data, short_enough
 from ccot_cli.stages.problems import digest, stored_problems
 from ccot_cli.stages.start import attach, find_psi, start_inputs
 from ccot_cli.stages.validation import MOST_JUDGED, ask, caps, is_right
@@ -118,7 +117,7 @@ def _train(
     config, adapters = settings.train_psi, method.adapters
     for note in loaded.notes:
         progress.say(note)
-    train_problems, validation = (_short(method.theta, part) for part in (loaded.train, loaded.validation))
+    train_problems, validation = (short_enough(method.theta, part) for part in (loaded.train, loaded.validation))
     forward_size = 2 * config.batch_size
     problems, held_out = _answered_right(method, train_problems, forward_size, progress), validation[:MOST_JUDGED]
     share = f"{len(problems):,} of {len(train_problems):,} problems are answered right"
@@ -153,12 +152,6 @@ def _train(
         explanations=asdict(explanations),
         decoding=caps(settings),
     )
-
-
-def _short(theta: Theta, problems: Sequence[Problem]) -> list[Problem]:
-    """Leave out the problems that `precompute` leaves out, which are too long for the model."""
-    encoded = theta.encoder.problems(problems)
-    return [problem for problem, each in zip(problems, encoded, strict=True) if fits(theta, each)]
 
 
 def _answered_right(

@@ -30,7 +30,7 @@ def opening(encoder: Encoder) -> list[int]:
     """Return the ids that open an explanation: the prompt's last token, as for a written chain, if it has a text after
     the question; else <ANS>, because a question's last token would tell something of it.
     """
-    return encoder.query("")[-1:] or encoder.answer_marker
+    return encoder.query("")[-1:] if encoder.goes_on_after_question else encoder.answer_marker
 
 
 def hidden_columns(encoder: Encoder, queries: Sequence[list[int]]) -> Tensor:
