@@ -24,7 +24,9 @@ if [ "$problems" = embedded ]; then
   stories=(--set data.source=embedded --set data.subset=stories --set "data.steps=[2,3]" --set data.largest=100)
   # θ and the methods learn from different stories.
   to_write=("${stories[@]}" --set data.limit=4000 --set train_psi.epochs=1 --set train_psi.learning_rate=8e-4)
-  to_answer=("${stories[@]}" --set data.limit=4000 --set data.seed=1)
+  to_answer=("${stories[@]}" --set data.limit=3000 --set data.seed=1 --set "ratios=[0.15]"
+    --set train_phi.optimiser=muon --set train_phi.learning_rate=2e-3
+    --set train_phi.taught_epochs=4 --set train_phi.epochs=7)
 else
   [ -e "$run/test.jsonl" ] || python "$examples/research/split.py" "$problems" "$run/train.jsonl" "$run/test.jsonl"
   # More problems to learn arithmetic from: the training problems again, with other numbers.

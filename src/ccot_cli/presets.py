@@ -53,7 +53,7 @@ def _gsm8k_llama2_7b() -> Settings:
 def _smollm2() -> Settings:
     return Settings(
         ratios=(Decimal("0.2"),),
-        model=ModelConfig(name=SMOLLM2, dtype="bfloat16"),
+        model=ModelConfig(name=SMOLLM2),
         data=DataConfig(limit=None),
         train_phi=TrainPhiConfig(
             autoregressive_layer="auto",
