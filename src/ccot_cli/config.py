@@ -347,22 +347,24 @@ _SECTIONS = {
     "train-baseline": ("train_psi",),
     "eval": ("eval", "decoding"),
 }
+TEST_SETTINGS = {
+    "test_source",
+    "test_split",
+    "test_question_column",
+    "test_solution_column",
+    "test_chain_column",
+    "test_answer_column",
+}
+"""Settings of `data` that say what the test problems are, which no stage before `eval` reads."""
 WITHOUT_EFFECT = {
     "model": {"device", "offload", "threads", "tf32"},
-    "data": {
-        "test_source",
-        "test_split",
-        "test_question_column",
-        "test_solution_column",
-        "test_chain_column",
-        "test_answer_column",
-    },
+    "data": TEST_SETTINGS,
     "precompute": {"batch_tokens", "shard_megabytes", "max_disk"},
     "train_phi": {"checkpoint_steps", "micro_batch_size"},
     "train_psi": {"checkpoint_steps", "micro_batch_size", "gradient_checkpointing"},
     "decoding": {"engine"},
 }
-"""Settings that change how a stage runs but not its result. Those of `data` say what the test problems are."""
+"""Settings that change how a stage runs but not its result."""
 _SCORER_TRAINING = {"lora_rank", "lora_alpha", "batch_size", "optimiser", "learning_rate"}
 """Settings of train_psi that the learned scorer is trained with, because a decoder is trained together with it."""
 
@@ -388,7 +390,7 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
         left_out = WITHOUT_EFFECT.get(name, set()) | unused.get(name, set())
         config[name] = getattr(settings, name).model_dump(mode="json", exclude=left_out)
     if stage == "eval":
-        config["data"] = settings.data.model_dump(mode="json", include=WITHOUT_EFFECT["data"])
+        config["data"] = settings.data.model_dump(mode="json", include=TEST_SETTINGS)
     if stage == "score" and settings.score.selector == "learned":
         config["train_psi"] = settings.train_psi.model_dump(mode="json", include=_SCORER_TRAINING)
     return config

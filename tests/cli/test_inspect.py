@@ -80,7 +80,8 @@ def test_json_goes_to_stdout_and_an_existing_folder_is_refused(
     trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ccot_cli.stages.inspect.LEAST_CASES", 2)
-    out, _ = output(capsys, "inspect", "--limit", "4", "--format", "json")
+    out, _ = output(capsys, "inspect", "--set", "eval.limit=4", "--format", "json")
+    assert json.loads(out)["num_problems"] == 4
     assert json.loads(out) == json.loads((trained / "inspection" / "inspection.json").read_text())
     _, err = output(capsys, "inspect", "--limit", "4", code=2)
     assert "inspection" in err

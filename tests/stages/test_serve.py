@@ -201,3 +201,15 @@ def test_the_first_model_is_loaded_by_the_thread_that_answers_and_its_error_is_r
 
     with pytest.raises(MissingError, match="it is gone"), AnswerQueue(fail, size=1, first=CCOT_MODEL):
         pass
+
+
+def test_what_cannot_be_served_is_told(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    for name in ("direct", "pause"):
+        run.train_baseline(name)
+    (run.workspace.folder("train-baseline", "pause-r0.10") / "pause.safetensors").unlink()
+    models = Models(run.workspace, run.settings)
+    assert [model.method for model in models.all] == ["direct", "cot"]
+    [reason] = models.unusable
+    assert "train-baseline/pause-r0.10" in reason.message

@@ -151,10 +151,7 @@ _REFUSALS = {
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS), (UsageError.exit_code, "check who owns it, or choose another place")
     ),
-    **dict.fromkeys(
-        (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOENT),
-        (UsageError.exit_code, "check the path"),
-    ),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR), (UsageError.exit_code, "check the path")),
 }
 """Exit code and fix for errors of the operating system that the user can mend."""
 

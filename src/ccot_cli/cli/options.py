@@ -282,14 +282,13 @@ def resolve_trained(
     from ccot_cli.config import WITHOUT_EFFECT
 
     workspace, settings, given = resolve_anywhere(folder, changes, sets)
-    if workspace and workspace.artifact(PRECOMPUTE):
-        for name in given:
-            section, _, setting = name.partition(".")
-            if section in ("model", "data") and setting not in WITHOUT_EFFECT[section]:
-                raise UsageError(
-                    f"{name} has no effect: {workspace.name} was trained with its own",
-                    fix="leave it out, or train in another workspace: ccot init",
-                )
+    free = {f"{section}.{name}" for section in ("model", "data") for name in WITHOUT_EFFECT[section]}
+    fixed = [name for name in given if name.startswith(("model.", "data.")) and name not in free]
+    if fixed and workspace and workspace.artifact(PRECOMPUTE):
+        raise UsageError(
+            f"{fixed[0]} has no effect: {workspace.name} was trained with its own",
+            fix="leave it out, or train in another workspace: ccot init",
+        )
     return workspace, settings, given
 
 

@@ -1,13 +1,14 @@
 """Write trained methods into an archive: all that answering needs, and nothing more."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
-from ccot_cli.errors import MissingError
+from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import json_bytes, refuse_existing, strict_json
 from ccot_cli.names import (
     CCOT,
@@ -65,11 +66,15 @@ def run(workspace: Workspace, target: Path, keys: Sequence[str] = (), *, force: 
         force: Replace a file that exists.
 
     Raises:
-        UsageError: if the file exists.
+        UsageError: if the file exists, is a folder, or would be in a folder that does not exist.
         MissingError: if a method was not trained.
         CorruptError: if a file is damaged.
         ResourceError: if the disk is full.
     """
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent}", fix=f"mkdir {shlex.quote(str(target.parent))}")
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder", fix="name a file in it, or another one")
     if not force:
         refuse_existing(target, fix="name another file, or replace it with --force")
     index, contents = collect(workspace, keys)

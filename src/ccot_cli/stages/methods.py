@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_args
 
-from ccot_cli.config import WITHOUT_EFFECT, DataConfig, Settings
+from ccot_cli.config import TEST_SETTINGS, DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import BusyError, CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import DECODER, Adapters, have_room_to_merge
@@ -393,7 +393,7 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     places = [(each.manifest, workspace.folder(each.manifest.stage, each.manifest.key)) for each in own]
     folders = {Decimal(str(each.summary["ratio"])): place for each, place in places if each.stage == TRAIN_PSI}
     theta = load_matching_theta(settings, source)
-    test_settings = {name: getattr(settings.data, name) for name in WITHOUT_EFFECT["data"]}
+    test_settings = {name: getattr(settings.data, name) for name in TEST_SETTINGS}
     data = recorded_data(settings, source, test_settings)
     baselines = {str(each.key): place for each, place in places if each.stage == TRAIN_BASELINE}
     return Methods(

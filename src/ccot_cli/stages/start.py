@@ -37,7 +37,7 @@ def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | 
     """
     if config.start is None:
         return None
-    if there := _in_folder(config.start, workspace.folder(TRAIN_PHI, key)):
+    if there := _in_folder(config.start, workspace.folder(TRAIN_PHI, key), "train_phi"):
         return there
     start_key = config.start
     with suppress(ValueError):
@@ -67,7 +67,7 @@ def find_psi(config: TrainPsiConfig, target: Path) -> Start | None:
     """
     if config.start is None:
         return None
-    if there := _in_folder(config.start, target):
+    if there := _in_folder(config.start, target, "train_psi"):
         return there
     raise MissingError(
         f"{config.start} is no adapter's folder: it has no {ADAPTER_FILE}",
@@ -75,12 +75,12 @@ def find_psi(config: TrainPsiConfig, target: Path) -> Start | None:
     )
 
 
-def _in_folder(name: str, target: Path) -> Start | None:
+def _in_folder(name: str, target: Path, section: str) -> Start | None:
     weights = Path(name, ADAPTER_FILE)
     if not weights.is_file():
         return None
     if Path(name).resolve().is_relative_to(target.resolve()):
-        raise _starts_from_itself(name, "train_phi" if target.parent.name == TRAIN_PHI else "train_psi")
+        raise _starts_from_itself(name, section)
     return Start(name, sha256_of(weights), Path(name), "start")
 
 
