@@ -41,16 +41,14 @@ else
     --set train_phi.taught_epochs=2 --set train_phi.epochs=6)
 fi
 
-# θ as it comes does not write such chains. It learns to, with a LoRA adapter that becomes a part of it.
-if [ ! -e "$run/theta" ]; then
-  [ -e "$run/chain/ccot.yaml" ] || ccot init "$run/chain" --preset smollm2 "${to_write[@]}"
-  ccot precompute -w "$run/chain"
-  ccot train-baseline cot -w "$run/chain"
-  ccot merge "$run/theta" -w "$run/chain" --method cot
-fi
+# SmolLM2 as it comes does not write such chains. It learns to, with a LoRA adapter.
+[ -e "$run/chain/ccot.yaml" ] || ccot init "$run/chain" --preset smollm2 "${to_write[@]}"
+ccot precompute -w "$run/chain"
+ccot train-baseline cot -w "$run/chain"
 
-# On this θ, everything else.
-[ -e "$run/ccot/ccot.yaml" ] || ccot init "$run/ccot" --preset smollm2 --set model.name="$(realpath "$run/theta")" \
+# With that adapter merged into it, it is θ. On this θ, everything else.
+adapter=$(realpath "$run")/chain/train-baseline/cot/psi
+[ -e "$run/ccot/ccot.yaml" ] || ccot init "$run/ccot" --preset smollm2 --set model.adapter="$adapter" \
   --set train_phi.lora_rank=64 --set train_phi.lora_alpha=64 "${to_answer[@]}"
 export CCOT_WORKSPACE=$run/ccot
 ccot precompute
@@ -61,3 +59,4 @@ ccot train-psi
 ccot train-baseline direct
 ccot train-baseline pause
 ccot eval --limit 2000
+ccot export "$run/methods.zip" --force

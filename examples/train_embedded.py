@@ -29,7 +29,8 @@ from ccot_cli.data.domain import Domain
 from ccot_cli.data.problems import load_training
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
-from ccot_cli.models.base.adapters import ADAPTER_FILE, PHI
+from ccot_cli.models.base.adapters import PHI
+from ccot_cli.models.base.merged import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.names import TRAIN_BASELINE, TRAIN_PSI, BaselineName, ratio_name
 from ccot_cli.overrides import override
@@ -165,8 +166,8 @@ def ship_adapter(source: Path, target: Path) -> None:
     tensors = load_file(source / ADAPTER_FILE)
     save_file({name: each.bfloat16() for name, each in tensors.items()}, target / ADAPTER_FILE)
     # The base model's path on this machine is of no use elsewhere.
-    config = json.loads((source / "adapter_config.json").read_text())
-    write_json(target / "adapter_config.json", {**config, "base_model_name_or_path": None})
+    config = json.loads((source / ADAPTER_CONFIG_FILE).read_text())
+    write_json(target / ADAPTER_CONFIG_FILE, {**config, "base_model_name_or_path": None})
 
 
 def calibrate_methods() -> None:

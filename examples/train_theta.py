@@ -14,7 +14,7 @@ Dimensions: B batch, T tokens of query and solution, M of them with a loss, D wi
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -47,6 +47,7 @@ TOKENIZER_FOLDER = BUILD_FOLDER / "tokenizer"
 RECORD_FILE = "training.json"
 """The trainings that made the shipped weights, one after the other."""
 SEED = 0
+WIDTH, HEAD_WIDTH = 192, 32
 BATCH_SIZE = 32
 POOL_BATCHES = 32
 MUON_RATE, ADAM_RATE = 3e-3, 2e-3
@@ -87,16 +88,16 @@ So many steps go on from a trained model; fresh weights take several times as ma
 """
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Make θ with fresh weights."""
+def make_model(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> LlamaForCausalLM:
+    """Make θ with fresh weights; its width is a multiple of a head's."""
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
+        hidden_size=width,
+        intermediate_size=32 * round(width / 12),
         num_hidden_layers=8,
-        num_attention_heads=6,
-        num_key_value_heads=6,
+        num_attention_heads=width // HEAD_WIDTH,
+        num_key_value_heads=width // HEAD_WIDTH,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
@@ -168,11 +169,20 @@ class Batches:
         number: The phase's.
         people: Problems that people wrote, which are mixed in.
         first_step: Number of batches to skip, of a training that resumes.
+        phases: All phases of the training.
     """
 
-    def __init__(self, encoder: Encoder, number: int, people: list[Solved], *, first_step: int) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        number: int,
+        people: list[Solved],
+        *,
+        first_step: int,
+        phases: Sequence[Phase] = PHASES,
+    ) -> None:
         self.encoder = encoder
-        self.number = number
+        self.number, self.phase = number, phases[number]
         self.people = people
         self._stems = replaceable_stems()
         # Skip whole pools, then the batches of the next pool that were used.
@@ -184,7 +194,7 @@ class Batches:
     def _fill(self) -> None:
         seed = self.number * 1_000_000 + self._step
         rng = random.Random(seed)
-        generated = generate("train", seed=seed, steps=(1, PHASES[self.number].most_steps))
+        generated = generate("train", seed=seed, steps=(1, self.phase.most_steps))
         long = generate("train", seed=seed, steps=(MOST_STEPS // 2 + 1, MOST_STEPS))
         encoded = sorted(
             (self._draw(rng, generated, long) for _ in range(BATCH_SIZE * POOL_BATCHES)),
@@ -199,7 +209,7 @@ class Batches:
         if rng.random() < PEOPLE_PROBABILITY:
             told = renumbered(rng, rng.choice(self.people))
         else:
-            problem = next(long if rng.random() < PHASES[self.number].long_probability else generated)
+            problem = next(long if rng.random() < self.phase.long_probability else generated)
             told = problem.question, problem.solution
         return self._encode(with_new_words(rng, self._stems, told))
 
@@ -236,6 +246,8 @@ class ThetaTraining:
     """The phase's, from 0."""
     in_bfloat16: bool
     """Whether matrix products are computed in bfloat16, which is faster on processors that can."""
+    phases: Sequence[Phase] = PHASES
+    """All phases of the training."""
     step: int = 0
     """Steps that have been taken."""
 
@@ -265,8 +277,8 @@ class ThetaTraining:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         rise = min(1.0, (self.step + 1) / WARM_UP_STEPS)
-        done = sum(phase.steps for phase in PHASES[: self.number]) + self.step
-        fall = 1 - done / sum(phase.steps for phase in PHASES)
+        done = sum(phase.steps for phase in self.phases[: self.number]) + self.step
+        fall = 1 - done / sum(phase.steps for phase in self.phases)
         for optimiser, rate in zip(self.optimisers, (MUON_RATE, ADAM_RATE), strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = rate * rise * fall

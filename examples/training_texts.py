@@ -23,10 +23,10 @@ Solved = tuple[str, str]
 """Question and solution, as in GSM8K."""
 
 
-def read_people(path: Path) -> list[Solved]:
+def read_people(path: Path, *, held_out: bool = False) -> list[Solved]:
     """Read the problems of a file in GSM8K's format whose every step is one operation on whole numbers to 999.
 
-    One in ten is left out: training never sees it.
+    One in ten is left out, because training never sees it; `held_out` reads these instead of the others.
 
     The chain becomes that of the generator, as the wording of people is too varied for so small a model.
     """
@@ -39,7 +39,7 @@ def read_people(path: Path) -> list[Solved]:
         if len(steps) == len(chain) > 0 and answer.isdigit() and max(*numbers, int(answer)) <= LARGEST:
             lines = [write_step(*step) for step in steps]
             chosen.append((" ".join(row["question"].split()), "\n".join([*lines, f"#### {answer}"])))
-    return [each for each in chosen if not is_held_out(each)]
+    return [each for each in chosen if is_held_out(each) == held_out]
 
 
 def renumbered(rng: random.Random, told: Solved) -> Solved:

@@ -106,6 +106,8 @@ class ModelConfig(Section):
     """`embedded`, `smollm2`, a folder or .gguf file (relative to this file), or a Hugging Face name."""
     revision: str | None = None
     """Branch, tag or commit on the Hugging Face hub."""
+    adapter: str | None = None
+    """Folder of a LoRA adapter that is merged into θ, such as a trained `cot`'s `psi` (relative to this file)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: float32 on a CPU; the checkpoint's on a GPU, but bfloat16 for float16."""
     device: str = "auto"
@@ -122,6 +124,11 @@ class ModelConfig(Section):
     """System prompt of the chat template; null: the template's own, if it has one."""
     answer_marker: str = Field(default="\n####", min_length=1)
     """Text that starts the answer [<ANS>]."""
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the model in the package, as it is."""
+        return self.name == EMBEDDED and self.adapter is None
 
     @model_validator(mode="after")
     def _system_prompts_need_a_template(self) -> Self:
@@ -398,6 +405,7 @@ def stage_config(settings: Settings, stage: str) -> dict[str, Any]:
 
 PATH_SETTINGS = (
     "model.name",
+    "model.adapter",
     "data.source",
     "data.validation_source",
     "data.test_source",

@@ -10,18 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import save_tiny
+from conftest import save_tiny, shaken
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from ccot_cli import load
+from ccot_cli.config import ModelConfig
 from ccot_cli.data.word_problems import generate
 from ccot_cli.models.base.adapters import PSI
+from ccot_cli.models.base.merged import ADAPTER_FILE
+from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.direct import DirectMethod
+from ccot_cli.names import SETTINGS_FILE
 from ccot_cli.stages.ask import AskResult
 from ccot_cli.workspace.workspace import Workspace
 from cli.running import QUESTION, Output, output
@@ -59,6 +63,35 @@ def test_the_new_workspace_answers_bit_for_bit_as_the_old_one(
     assert out.endswith("files: sound\n")
     out, _ = output(capsys, "eval", "-w", "new-run", "--method", "ccot", "--format", "json")
     assert json.loads(out)["rows"][0]["n"] == 4
+
+
+def test_the_adapter_in_theta_travels_with_the_methods(
+    here: Path, model_folder: Path, tmp_path: Path, capsys: Output
+) -> None:
+    chain = tmp_path / "chain"
+    shaken(load_theta(ModelConfig(name=str(model_folder))), PSI).save(PSI, chain)
+    settings = (here / SETTINGS_FILE).read_text()
+    (here / SETTINGS_FILE).write_text(settings.replace("model: {", f"model: {{adapter: {chain / PSI}, "))
+    for command in (["precompute"], ["score"], ["train-phi"], ["train-psi"]):
+        output(capsys, *command)
+    output(capsys, "export", "methods.zip")
+    before = {method: answers(here, method) for method in ("ccot", "cot")}
+    with zipfile.ZipFile("methods.zip") as archive:
+        assert archive.read("adapter/adapter_model.safetensors") == (chain / PSI / ADAPTER_FILE).read_bytes()
+        assert b'PeftModel.from_pretrained(model, "adapter").merge_and_unload()' in archive.read("README.md")
+    shutil.rmtree(chain)
+    output(capsys, "import", "methods.zip", "-w", "new-run", "--model", str(model_folder))
+    assert 'adapter: "adapter"' in Path("new-run", SETTINGS_FILE).read_text()
+    Path("new-run").rename("moved")
+    assert {method: answers(Path("moved"), method) for method in before} == before
+    Path("adapter").mkdir()  # In the current folder, so not the one that is meant.
+    assert answers(Path("moved"), "ccot") == before["ccot"]
+    output(capsys, "export", "again.zip", "-w", "moved")
+    assert Path("again.zip").read_bytes() == Path("methods.zip").read_bytes()
+    weights = Path("moved", "adapter", ADAPTER_FILE)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    _, err = output(capsys, "export", "broken.zip", "-w", "moved", code=4)
+    assert "has changed since" in err
 
 
 def test_equal_methods_make_equal_bytes_from_the_old_workspace_and_from_the_new(

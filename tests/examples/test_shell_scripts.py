@@ -70,8 +70,9 @@ def settings_asked_for(said: str, capsys: pytest.CaptureFixture[str]) -> list[Se
         assert all(word in known[command] for word in words if word.startswith("--"))
         if command == "init":
             sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+            assert all("model.adapter" not in each or each.endswith("chain/train-baseline/cot/psi") for each in sets)
             found.append(override(preset(words[words.index("--preset") + 1]), dict(map(read_set, sets))))
-    assert set(known) >= {"merge", "train-phi", "train-psi", "train-baseline", "eval"}
+    assert set(known) >= {"export", "train-phi", "train-psi", "train-baseline", "eval"}
     return found
 
 

@@ -7,20 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import shaken
 from safetensors.torch import load_file, save_file
 from workspace.making import edit_manifest
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import BusyError, CorruptError, UsageError
+from ccot_cli.models.base.adapters import PSI
+from ccot_cli.models.base.merged import ADAPTER_FILE
 from ccot_cli.models.base.theta import load_theta, weights_hash
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
-from ccot_cli.stages import score
+from ccot_cli.stages import precompute, score
 from ccot_cli.stages.inputs import load_examples, load_matching_theta, ready_result
 from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.workspace import Workspace
-from stages.runs import RATIO, MakeRun, Run, stored_problems
+from stages.runs import RATIO, MakeRun, Run, stored_problems, tensors_of
 
 
 def test_phi_learns_from_the_selected_tokens_and_is_probed_for_what_follows_them(make_run: MakeRun) -> None:
@@ -123,6 +126,43 @@ def test_a_model_that_was_moved_is_found_where_it_is_now(make_run: MakeRun, tmp_
     assert there.score().mean_kept > 0
     with pytest.raises(UsageError, match="there is no folder"):
         run.train_phi()
+
+
+class TestAdapterInTheta:
+    """θ with an adapter in it is another model, and what was made on it knows the adapter."""
+
+    @pytest.fixture
+    def run(self, make_run: MakeRun, tmp_path: Path) -> Run:
+        run = make_run()
+        shaken(load_theta(run.settings.model), PSI).save(PSI, tmp_path / "chain")
+        return Run(run.workspace, override(run.settings, {"model.adapter": str(tmp_path / "chain" / PSI)}))
+
+    def test_its_states_are_those_of_the_adapter(self, run: Run) -> None:
+        with_it = run.precompute() and tensors_of(run.workspace.folder("precompute"))
+        assert run.score().mean_kept > 0
+        plain = Run(run.workspace, override(run.settings, {"model.adapter": None}))
+        assert "model.adapter" in run.workspace.state("precompute", settings=plain.settings).reason
+        precompute.run(plain.workspace, plain.settings, progress=Progress(), force=True)
+        without = tensors_of(run.workspace.folder("precompute"))
+        assert with_it.keys() == without.keys()
+        assert not any(torch.equal(with_it[name], without[name]) for name in with_it if "states" in name)
+
+    def test_one_that_changed_since_is_an_error(self, run: Run) -> None:
+        run.precompute()
+        path = Path(str(run.settings.model.adapter), ADAPTER_FILE)
+        tensors = load_file(path)
+        first = sorted(tensors)[0]
+        save_file({**tensors, first: tensors[first] + 1e-7}, path)  # too little for a fingerprint to notice
+        with pytest.raises(CorruptError, match="has changed since"):
+            run.score()
+
+    def test_one_that_was_moved_is_found_where_it_is_now(self, run: Run, tmp_path: Path) -> None:
+        run.precompute()
+        (tmp_path / "chain").rename(tmp_path / "moved")
+        there = override(run.settings, {"model.adapter": str(tmp_path / "moved" / PSI)})
+        assert Run(run.workspace, there).score().mean_kept > 0
+        with pytest.raises(UsageError, match="is no adapter's folder"):
+            run.train_phi()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ library_name: peft
 
 # Compressed Chain of Thought: adapters for {theta}
 
-Trained with `ccot` {ccot} on {data}. The base model θ is not in here; its fingerprint is `{fingerprint}`.
+Trained with `ccot` {ccot} on {data}. {where}; the fingerprint of θ is `{fingerprint}`.
 
 {methods}
 
@@ -35,11 +35,13 @@ FILE is the archive, or a folder with these files. Every file is compared with i
 The adapters are LoRA adapters in PEFT's format, for example:
 
     model = AutoModelForCausalLM.from_pretrained({name})
-    model = PeftModel.from_pretrained(model, "{adapter}")
+{merged}    model = PeftModel.from_pretrained(model, "{adapter}")
 
 The question stands in the prompt {prompt}; {marker} comes before the answer.
 {results}"""
 
+WITH_ADAPTER = "The base model is not in here; θ is that model with the adapter in `adapter/` merged into it"
+MERGED = '    model = PeftModel.from_pretrained(model, "adapter").merge_and_unload()\n'
 READING = """CCoT reads the question under θ, generates contemplation tokens under φ until
 `end.safetensors` says stop, and answers under ψ."""
 
@@ -66,12 +68,14 @@ def card(
         base="" if model.is_local or "/" not in model.name else f"base_model: {model.name}\n",
         theta=_code(model.name),
         ccot=index.ccot,
+        where=WITH_ADAPTER if model.has_adapter else "The base model θ is not in here",
         data=problems + (f", {_code(data.subset)}" if data.subset else ""),
         fingerprint=model.fingerprint[:16],
         methods=_methods_table(methods),
         validation=f"{summary['num_validation']:,} validation problems, which also chose the weights",
         reading=READING if any(each.method == CCOT for each in index.methods) else "",
         model=" --model DIR" if model.is_local else "",
+        merged=MERGED if model.has_adapter else "",
         name=json.dumps(_loadable(model), ensure_ascii=False),
         adapter=f"{methods[0].name}/{first}",
         prompt=_code(json.dumps(settings.model.prompt, ensure_ascii=False)),

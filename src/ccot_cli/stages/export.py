@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
-from ccot_cli.errors import MissingError, UsageError
-from ccot_cli.files import json_bytes, refuse_existing, strict_json
+from ccot_cli.errors import CorruptError, MissingError, UsageError
+from ccot_cli.files import json_bytes, refuse_existing, sha256_of, strict_json
+from ccot_cli.models.base.merged import adapter_files, adapter_hash
 from ccot_cli.names import (
     CCOT,
     EVAL,
@@ -27,6 +28,8 @@ from ccot_cli.stages.card import card
 from ccot_cli.stages.methods import own_methods
 from ccot_cli.version import __version__
 from ccot_cli.workspace.archive import (
+    ADAPTER_FILES,
+    ADAPTER_FOLDER,
     ARCHIVE_FORMAT,
     CARD_FILE,
     RESULTS_FILE,
@@ -104,6 +107,9 @@ def collect(workspace: Workspace, keys: Sequence[str] = ()) -> tuple[ArchiveInde
         artifact.check()
         contents |= {f"{artifact.name}/{name}": artifact.path(name) for name in artifact.manifest.files}
         records |= {f"{artifact.name}/{name}": record for name, record in artifact.manifest.files.items()}
+    adapter = _adapter(workspace, source)
+    contents |= adapter
+    records |= {name: FileRecord(sha256=sha256_of(path), size=path.stat().st_size) for name, path in adapter.items()}
     if results := _results(workspace, methods):
         contents[RESULTS_FILE] = json_bytes(results)
     records |= {name: _record(content) for name, content in contents.items() if isinstance(content, bytes)}
@@ -152,11 +158,25 @@ def _describe(artifact: Artifact) -> ArchivedMethod:
 def _model(source: Artifact) -> ArchivedModel:
     recorded = source.manifest.config["model"]
     return ArchivedModel(
-        name=_portable(recorded["name"]),
+        name=_portable("model.name", recorded["name"]),
         revision=recorded["revision"],
         fingerprint=source.manifest.inputs["model"],
         is_local=_is_local(recorded["name"]),
+        has_adapter="adapter" in source.manifest.inputs,
     )
+
+
+def _adapter(workspace: Workspace, source: Artifact) -> dict[str, Path]:
+    """Return the files of the adapter that was merged into θ, by their names in the archive; none if there was none."""
+    folder, recorded = workspace.settings.model.adapter, source.manifest.inputs.get("adapter")
+    if folder is None or recorded is None:
+        return {}
+    if adapter_hash(folder) != recorded:
+        raise CorruptError(
+            f"adapter {folder} has changed since {source.folder} was made with it",
+            fix=f"put it back, or run {workspace.command(PRECOMPUTE)!r} again",
+        )
+    return dict(zip(ADAPTER_FILES, adapter_files(folder), strict=True))
 
 
 def _is_local(name: object) -> bool:
@@ -165,22 +185,25 @@ def _is_local(name: object) -> bool:
     return is_path and (str(name).startswith((".", "/", "~")) or Path(str(name)).exists())
 
 
-def _portable(value: Any) -> Any:
-    """Return what a path ends with: where it lies on this machine concerns nobody else. Other values stay."""
-    return Path(value).name if _is_local(value) else value
+def _portable(name: str, value: Any) -> Any:
+    """Return a setting as others can use it: of a path what it ends with, of the adapter its place in the archive.
+
+    Where something lies on this machine concerns nobody else.
+    """
+    if value is not None and name == "model.adapter":
+        return ADAPTER_FOLDER
+    return Path(value).name if name in PATH_SETTINGS and _is_local(value) else value
 
 
 def _portable_settings(settings: Settings) -> Settings:
     values = by_dotted_name(settings.model_dump())
-    return override(settings, {name: _portable(values[name]) for name in PATH_SETTINGS})
+    return override(settings, {name: _portable(name, values[name]) for name in PATH_SETTINGS})
 
 
 def _portable_manifest(manifest: Manifest) -> Manifest:
     """Return a manifest without paths and without the command line; its fingerprint is the same."""
     config = {
-        section: {
-            name: _portable(value) if f"{section}.{name}" in PATH_SETTINGS else value for name, value in values.items()
-        }
+        section: {name: _portable(f"{section}.{name}", value) for name, value in values.items()}
         for section, values in manifest.config.items()
     }
     return manifest.model_copy(update={"config": config, "command": ()})
@@ -196,7 +219,8 @@ def _results(workspace: Workspace, methods: Sequence[Artifact]) -> list[dict[str
             artifact.check(METRICS_FILE)
             metrics = strict_json(artifact.path(METRICS_FILE).read_bytes())
             kept = {name: metrics[name] for name in ("rows", "batch_size", "device", "versions")}
-            found.append({"run": key, "inputs": artifact.manifest.inputs, "data": _portable(metrics["data"]), **kept})
+            data = _portable("data.source", metrics["data"])
+            found.append({"run": key, "inputs": artifact.manifest.inputs, "data": data, **kept})
     ours = [{**each, "rows": _rows(each, methods)} for each in found]
     return [each for each in ours if each["rows"]]
 

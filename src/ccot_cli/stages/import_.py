@@ -14,7 +14,7 @@ from ccot_cli.presets import settings_text
 from ccot_cli.settings_file import load_settings
 from ccot_cli.stages.inputs import load_unchanged_theta
 from ccot_cli.stages.push import HUB_PREFIX, fetch
-from ccot_cli.workspace.archive import INDEX_FILE, ORIGIN_FILE, SETTINGS_TITLE, unpack
+from ccot_cli.workspace.archive import ADAPTER_FOLDER, INDEX_FILE, ORIGIN_FILE, SETTINGS_TITLE, unpack
 from ccot_cli.workspace.artifact import Artifact, write_manifest
 
 
@@ -78,12 +78,14 @@ def _use_model(folder: Path, settings: Settings, name: str, expected: str) -> st
     origin = Artifact.open(folder / PRECOMPUTE)
     assert origin is not None, "unpack has checked it"
     recorded = {**origin.manifest.config["model"], "name": name}
-    if load_unchanged_theta(origin, recorded) is None:
+    adapter = str(folder / ADAPTER_FOLDER) if "adapter" in origin.manifest.inputs else None
+    if load_unchanged_theta(origin, {**recorded, "adapter": adapter}) is None:
         raise CorruptError(
             f"{name} is not the model that the methods were trained on, {expected}",
             fix="name that model, with the tokenizer and the chat template that it had",
         )
-    text = settings_text(override(settings, {"model.name": name}), SETTINGS_TITLE)
+    changed = {"model.name": name, "model.adapter": adapter and ADAPTER_FOLDER}
+    text = settings_text(override(settings, changed), SETTINGS_TITLE)
     (folder / SETTINGS_FILE).write_text(text, encoding="utf-8")
     config = {**origin.manifest.config, "model": recorded}
     write_manifest(folder / ORIGIN_FILE, origin.manifest.model_copy(update={"config": config}))

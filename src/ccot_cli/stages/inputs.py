@@ -17,6 +17,7 @@ from ccot_cli.config import WITHOUT_EFFECT, DataConfig, ModelConfig, Settings, b
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
+from ccot_cli.models.base.merged import adapter_hash
 from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
 from ccot_cli.models.selection.gold import GoldExample, fits, following_ids
 from ccot_cli.progress import Progress
@@ -76,14 +77,15 @@ def building(
 def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
     """Load the model that `precompute` ran, on the device of the settings.
 
-    A model folder that has moved is found by its new name in the settings.
+    A model's or an adapter's folder that has moved is found by its new name in the settings.
 
     Raises:
         CorruptError: if its weights, tokenizer or template have changed since, or another version of ccot ran it.
     """
-    recorded, name = source.manifest.config["model"], settings.model.name
-    if _lies_elsewhere(recorded["name"], name):
-        recorded = {**recorded, "name": name}
+    recorded = dict(source.manifest.config["model"])
+    for name in ("name", "adapter"):
+        then, now = recorded.get(name), getattr(settings.model, name)
+        recorded[name] = now if _lies_elsewhere(then, now) else then
     here = {name: getattr(settings.model, name) for name in WITHOUT_EFFECT["model"]}
     theta = load_unchanged_theta(source, {**recorded, **here})
     if theta is None:
@@ -115,7 +117,8 @@ def _lies_elsewhere(then: str | None, now: str | None) -> bool:
     """Tell whether what was in one place is in another one now."""
     if then is None or now is None:
         return False
-    return has_moved(then, now) and Path(now).exists() and not Path(then).exists()
+    is_still_there = Path(then).is_absolute() and Path(then).exists()  # A relative one comes from an archive.
+    return has_moved(then, now) and Path(now).exists() and not is_still_there
 
 
 def load_unchanged_theta(source: Artifact, recorded: Mapping[str, Any]) -> Theta | None:
@@ -130,9 +133,10 @@ def load_unchanged_theta(source: Artifact, recorded: Mapping[str, Any]) -> Theta
     """
     config, inputs = source.read_as(ModelConfig, recorded), source.manifest.inputs
     theta = load_theta(config)
+    adapter = None if config.adapter is None else adapter_hash(config.adapter)
     # What was made before weights were hashed has no hash of them.
-    is_same = theta.fingerprint() == inputs["model"] and inputs.get("weights") in (None, weights_hash(config))
-    return theta if is_same else None
+    are_same_weights = inputs.get("weights") in (None, weights_hash(config)) and inputs.get("adapter") == adapter
+    return theta if are_same_weights and theta.fingerprint() == inputs["model"] else None
 
 
 def short_enough(theta: Theta, problems: Sequence[Problem]) -> list[Problem]:

@@ -21,7 +21,6 @@ from ccot_cli.models.methods.method import Method, MethodInfo
 from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.names import (
     CCOT,
-    EMBEDDED,
     EMBEDDED_RATIO,
     PRECOMPUTE,
     TRAIN_BASELINE,
@@ -84,7 +83,7 @@ class Methods:
     @property
     def are_shipped(self) -> bool:
         """Whether they are those of the model in the package."""
-        return self.workspace is None and self.settings.model.name == EMBEDDED
+        return self.workspace is None and self.settings.model.is_embedded
 
     @property
     def location(self) -> str:
@@ -375,7 +374,7 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     Raises:
         MissingError: if the workspace has no trained method yet.
     """
-    if workspace is None and settings.model.name != EMBEDDED:
+    if workspace is None and not settings.model.is_embedded:
         return Methods(load_theta(settings.model), {}, settings, settings.data)
     if workspace is None:
         infos = {path: MethodInfo.load(path) for path in sorted(METHODS_FOLDER.iterdir()) if path.is_dir()}

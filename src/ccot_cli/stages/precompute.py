@@ -14,6 +14,7 @@ from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.data.shards import Record, shard_paths
 from ccot_cli.errors import DivergedError, ResourceError, UsageError
 from ccot_cli.files import check_space, commit, free_bytes, human_bytes
+from ccot_cli.models.base.merged import adapter_hash
 from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
 from ccot_cli.models.selection.gold import STORED_DTYPE, fits, gold_states, solution_order
 from ccot_cli.names import PRECOMPUTE
@@ -70,6 +71,8 @@ def run(
     stored, encoded = _load(theta, settings, progress)
     plan = _plan(theta, settings, stored, encoded)
     inputs = {"model": theta.fingerprint(), "weights": weights_hash(settings.model), "problems": digest(stored)}
+    if settings.model.adapter is not None:
+        inputs["adapter"] = adapter_hash(settings.model.adapter)
     spec = ArtifactSpec(PRECOMPUTE, None, stage_config(settings, PRECOMPUTE), inputs, tuple(overrides))
     if dry_run:
         # `ready` would refuse to replace an artifact, but a plan replaces none.

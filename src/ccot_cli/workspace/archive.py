@@ -5,6 +5,7 @@
     results.json                      figures of evaluations, if there are any
     ccot.yaml                         settings
     precompute/manifest.json          which model and which problems; the hidden states stay behind
+    adapter/                          the adapter that makes θ of the base model, if there is one
     train-psi/r0.10/                  an artifact, as in a workspace
     train-decoder/r0.10/              the chain decoder of that method, if there is one
     train-baseline/direct/            another one
@@ -33,6 +34,9 @@ ARCHIVE_FORMAT = 1
 """Version of the layout; an archive of a later one is refused."""
 INDEX_FILE, CARD_FILE, RESULTS_FILE = "archive.json", "README.md", "results.json"
 ORIGIN_FILE = f"{PRECOMPUTE}/{MANIFEST_FILE}"
+ADAPTER_FOLDER = "adapter"
+ADAPTER_FILES = (f"{ADAPTER_FOLDER}/adapter_config.json", f"{ADAPTER_FOLDER}/adapter_model.safetensors")
+"""The adapter that makes θ of the base model."""
 SETTINGS_TITLE = "Settings that these methods were trained with, or answer with."
 MOST_LETTERS = 200
 MOST_INDEX_BYTES = 10**7
@@ -54,6 +58,8 @@ class ArchivedModel(BaseModel):
     fingerprint: str
     is_local: bool
     """Whether the name is a folder's or a file's, so that the model has to be given at import."""
+    has_adapter: bool = False
+    """Whether θ is that model with the adapter of the archive merged into it."""
 
 
 class ArchivedMethod(BaseModel):
@@ -216,7 +222,7 @@ def _read_index(source: Path, text: bytes) -> ArchiveIndex:
 def _is_allowed(name: str) -> bool:
     """Tell whether a name is one of an archive's files: so it leads nowhere else, and nothing runs when it is read."""
     is_of_artifact = _OF_ARTIFACT.fullmatch(name) is not None and name.endswith(_SUFFIXES) and len(name) <= MOST_LETTERS
-    return is_of_artifact or name in (SETTINGS_FILE, ORIGIN_FILE, RESULTS_FILE)
+    return is_of_artifact or name in (SETTINGS_FILE, ORIGIN_FILE, RESULTS_FILE, *ADAPTER_FILES)
 
 
 def _put(source: Path, folder: Path, name: str, stored: Any, index: ArchiveIndex) -> None:
@@ -234,7 +240,7 @@ def _put(source: Path, folder: Path, name: str, stored: Any, index: ArchiveIndex
 
 def _check_artifacts(source: Path, folder: Path, index: ArchiveIndex) -> None:
     """Check that what was unpacked is settings, the manifest of `precompute`, and whole artifacts of the methods."""
-    names = {SETTINGS_FILE, ORIGIN_FILE}
+    names = {SETTINGS_FILE, ORIGIN_FILE, *(ADAPTER_FILES if index.model.has_adapter else ())}
     for method in index.methods:
         name = f"{method.stage}/{method.key}"
         files = {f"{name}/{MANIFEST_FILE}": index.files.get(f"{name}/{MANIFEST_FILE}")}

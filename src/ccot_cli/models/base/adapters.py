@@ -29,12 +29,11 @@ from transformers.pytorch_utils import Conv1D
 from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.files import set_usual_mode, strict_json, write_json
 from ccot_cli.models.base.memory import fits
+from ccot_cli.models.base.merged import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.names import MODELS
 
 PHI, PSI, DECODER = "phi", "psi", "decoder"
-ADAPTER_FILE = "adapter_model.safetensors"
-"""Name of an adapter's weights, as PEFT saves them."""
 MOST_MERGED_BYTES = 2 * 10**9
 """Size of θ up to which adapters keep merged copies."""
 Forward = Callable[[Tensor], Tensor]
@@ -123,7 +122,7 @@ class Adapters:
                 adapter was trained with another scale than alpha / rank.
         """
         try:
-            settings = strict_json((folder / "adapter_config.json").read_bytes())
+            settings = strict_json((folder / ADAPTER_CONFIG_FILE).read_bytes())
             saved = load_file(folder / ADAPTER_FILE)
             rank, alpha = settings["r"], settings["lora_alpha"]
             if not all(type(number) is int and number > 0 for number in (rank, alpha)):
@@ -165,9 +164,9 @@ class Adapters:
         self.peft.save_pretrained(str(folder), selected_adapters=[name])
         for written in (folder, folder / name):  # PEFT's model card, an empty form
             (written / "README.md").unlink(missing_ok=True)
-        # PEFT notes where θ lies on this machine, which is of no use elsewhere.
-        config_file, theta_name = folder / name / "adapter_config.json", self.theta.name
-        is_on_hub = theta_name not in MODELS and not Path(theta_name).exists()
+        # PEFT notes where θ lies on this machine, which is of no use elsewhere; with an adapter it is another model.
+        config_file, theta_name = folder / name / ADAPTER_CONFIG_FILE, self.theta.name
+        is_on_hub = not self.theta.has_adapter and theta_name not in MODELS and not Path(theta_name).exists()
         base = {"base_model_name_or_path": theta_name if is_on_hub else None}
         write_json(config_file, strict_json(config_file.read_bytes()) | base)
         for path in (folder / name).iterdir():

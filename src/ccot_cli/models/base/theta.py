@@ -18,6 +18,7 @@ from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.files import remembered_sha256
 from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.memory import is_out_of_memory
+from ccot_cli.models.base.merged import merge_adapter
 from ccot_cli.models.base.pretrained import load_pretrained, weight_files
 from ccot_cli.models.base.threads import use_threads
 
@@ -47,6 +48,8 @@ class Theta:
     model: PreTrainedModel
     encoder: Encoder
     blocks: Blocks
+    has_adapter: bool = False
+    """Whether it is the model of that name with an adapter merged into it."""
 
     @property
     def device(self) -> torch.device:
@@ -144,13 +147,16 @@ def load_theta(config: ModelConfig) -> Theta:
     """Load the model and check that it can be run layer by layer.
 
     Raises:
-        UsageError: if the name is not a model's, or the family is not supported.
+        UsageError: if the name is not a model's, the family is not supported, or an adapter is none.
+        CorruptError: if files are damaged, or an adapter does not fit.
         ResourceError: if files cannot be fetched, or the model does not fit into the device's memory.
     """
     device = resolve_device(config.device)
     if device.type == "cpu":
         use_threads(config.threads)
     tokenizer, model = load_pretrained(config, device)
+    if config.adapter is not None:
+        model = merge_adapter(model, config.adapter)
     blocks = Blocks(model.requires_grad_(False).eval())
     try:
         blocks.to(device, offload=config.offload and _has_memory_of_its_own(device))
@@ -167,7 +173,7 @@ def load_theta(config: ModelConfig) -> Theta:
     torch.backends.cuda.matmul.fp32_precision = "tf32" if config.tf32 else "ieee"
     prompt = chat_prompt(tokenizer, config.system) if config.prompt == AUTO else config.prompt
     encoder = Encoder(tokenizer, Template(prompt, config.answer_marker), ends=_ends(model))
-    return Theta(name=config.name, model=model, encoder=encoder, blocks=blocks)
+    return Theta(config.name, model, encoder, blocks, has_adapter=config.adapter is not None)
 
 
 def _has_memory_of_its_own(device: torch.device) -> bool:

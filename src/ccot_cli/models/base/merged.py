@@ -1,0 +1,72 @@
+"""A LoRA adapter that becomes a part of θ when θ is loaded, so that one file of a few MB makes another model of it."""
+
+import hashlib
+import warnings
+from pathlib import Path
+from typing import cast
+
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from ccot_cli.errors import CorruptError, UsageError
+from ccot_cli.files import sha256_of
+
+ADAPTER_FILE, ADAPTER_CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+"""Names of an adapter's weights and of its configuration, as PEFT saves them."""
+
+
+def adapter_files(folder: str | Path) -> list[Path]:
+    """Return the two files of an adapter's folder.
+
+    Raises:
+        UsageError: if one is missing.
+    """
+    files = [Path(folder, ADAPTER_CONFIG_FILE), Path(folder, ADAPTER_FILE)]
+    for file in files:
+        if not file.is_file():
+            raise UsageError(
+                f"{folder} is no adapter's folder: it has no {file.name}",
+                fix=f"name a folder with {ADAPTER_CONFIG_FILE} and {ADAPTER_FILE}, as PEFT saves them",
+            )
+    return files
+
+
+def adapter_hash(folder: str | Path) -> str:
+    """Hash every byte of an adapter.
+
+    Raises:
+        UsageError: if the folder holds none.
+    """
+    return hashlib.sha256("".join(map(sha256_of, adapter_files(folder))).encode()).hexdigest()
+
+
+def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
+    """Add a PEFT adapter to a model's weights and return that model, which has no adapter any more.
+
+    Raises:
+        UsageError: if the folder holds no adapter, or one of a kind that cannot be merged.
+        CorruptError: if it is damaged, or does not fit the model.
+    """
+    _, weights = adapter_files(folder)
+    fix = "name an adapter that was trained on this model, or fetch it again"
+    try:
+        saved = load_file(weights)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # A warning of tensors that are missing is an error below.
+            merged = PeftModel.from_pretrained(model, str(folder))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CorruptError(f"adapter {folder} cannot be put into the model: {first_line}", fix=fix) from error
+    if not hasattr(merged.base_model, "merge_and_unload"):
+        kind = merged.active_peft_config.peft_type.value
+        raise UsageError(f"adapter {folder} is of the kind {kind}, which cannot be merged", fix="name a LoRA adapter")
+    if wrong := sorted(saved.keys() ^ get_peft_model_state_dict(merged).keys()):
+        raise CorruptError(
+            f"adapter {folder} does not fit this model: {len(wrong)} tensors differ, the first is {wrong[0]}", fix=fix
+        )
+    try:
+        return cast(PreTrainedModel, merged.merge_and_unload(safe_merge=True))
+    except ValueError as error:
+        raise CorruptError(f"adapter {folder} holds numbers that are not finite", fix=fix) from error
