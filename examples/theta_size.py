@@ -35,6 +35,9 @@ from ccot_cli.tensors.masks import pad_right
 BUILD_FOLDER = Path("build/theta-size")
 MOST_STEPS = 5
 BATCH_SIZE = 32
+COLUMNS = {"parameters": "{:,}", "steps": "{:,}", "minutes": "{:.0f}"}
+KINDS = ("validation", "unseen", "people")
+"""Problems to measure on: in forms of training, in others, and people's."""
 
 
 def encode(encoder: Encoder, told: Solved) -> Example:
@@ -118,7 +121,15 @@ def main(
         with_plain_vectors(model).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     if output:
-        write_json(output / "theta-size.json", rows)
+        figures = [(kind, figure) for kind in KINDS for figure in ("loss", "right")]
+        forms = COLUMNS | {f"{kind}: {figure}": "{:.3f}" for kind, figure in figures}
+        table = [
+            [row["parameters"], row["steps"], row["seconds"] / 60, *(row[kind][figure] for kind, figure in figures)]
+            for row in rows
+        ]
+        columns = [{"name": name, "format": form} for name, form in forms.items()]
+        source = {"command": "python examples/theta_size.py --people gsm8k.jsonl", "seeds": [0], "n": limit}
+        write_json(output / "theta-size.json", {"columns": columns, "rows": table, "source": source})
 
 
 if __name__ == "__main__":

@@ -80,12 +80,9 @@ class Phase:
 
 PHASES = (
     Phase(steps=5_000, most_steps=5, long_probability=0.0),
-    Phase(steps=2_600, most_steps=MOST_STEPS, long_probability=0.15),
+    Phase(steps=1_000, most_steps=MOST_STEPS, long_probability=0.15),
 )
-"""Long problems last: they take longer, and consist of what short ones teach.
-
-So many steps go on from a trained model; fresh weights take several times as many (RECORD_FILE).
-"""
+"""Long problems last: they take longer, and consist of what short ones teach."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> LlamaForCausalLM:
