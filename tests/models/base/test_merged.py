@@ -111,6 +111,10 @@ class TestRefused:
         with pytest.raises(CorruptError, match=r"does not fit|cannot be put"):
             load_theta(config.model_copy(update={"name": str(tmp_path / "other")}))
 
+    def test_of_another_width(self, config: ModelConfig) -> None:
+        with pytest.raises(CorruptError, match="does not fit this model: its tensors have other shapes"):
+            load_theta(config.model_copy(update={"name": "embedded"}))
+
     @pytest.mark.parametrize("change", ["missing", "unknown"])
     def test_other_tensors(self, config: ModelConfig, change: str, tmp_path: Path) -> None:
         path = tmp_path / PSI / ADAPTER_FILE
