@@ -128,7 +128,9 @@ def main(
             for row in rows
         ]
         columns = [{"name": name, "format": form} for name, form in forms.items()]
-        source = {"command": "python examples/theta_size.py --people gsm8k.jsonl", "seeds": [0], "n": limit}
+        widths = "".join(f" --width {each}" for each in width or ())
+        command = f"python examples/theta_size.py --people gsm8k.jsonl{widths}"
+        source = {"command": [command], "seeds": [0], "n": limit, "note": "one thread", "recorded": "this script"}
         write_json(output / "theta-size.json", {"columns": columns, "rows": table, "source": source})
 
 

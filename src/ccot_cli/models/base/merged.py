@@ -57,7 +57,9 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel
             warnings.simplefilter("ignore")  # A warning of tensors that are missing is an error below.
             merged = PeftModel.from_pretrained(model, str(folder))
     except RuntimeError as error:  # torch lists every tensor
-        raise CorruptError(f"adapter {folder} does not fit this model: its tensors have other shapes", fix=fix) from error
+        raise CorruptError(
+            f"adapter {folder} does not fit this model: its tensors have other shapes", fix=fix
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CorruptError(f"adapter {folder} cannot be put into the model: {first_line}", fix=fix) from error
