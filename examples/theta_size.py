@@ -21,44 +21,37 @@ import torch
 import torch.nn.functional as F
 import typer
 from torch import Tensor
-from train_theta import Batches, Example, Phase, ThetaTraining, make_model, with_plain_vectors
+from train_theta import (
+    BATCH_SIZE,
+    PHASES,
+    Batches,
+    Phase,
+    ThetaTraining,
+    encode,
+    make_model,
+    padded,
+    with_plain_vectors,
+)
 from training_texts import Solved, read_people
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import write_json
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
-from ccot_cli.tensors.masks import pad_right
 
 BUILD_FOLDER = Path("build/theta-size")
-MOST_STEPS = 5
-BATCH_SIZE = 32
+MOST_STEPS = PHASES[0].most_steps
 COLUMNS = {"parameters": "{:,}", "steps": "{:,}", "minutes": "{:.0f}"}
-KINDS = ("validation", "unseen", "people")
-"""Problems to measure on: in forms of training, in others, and people's."""
-
-
-def encode(encoder: Encoder, told: Solved) -> Example:
-    """Return ids, and 1.0 for each token of the solution."""
-    question, solution = told
-    chain, answer = split_solution(solution)
-    encoded = encoder.problem(Problem("", question, chain, answer))
-    ids = [*encoded.query, *encoded.chain, *encoder.answer_marker, *encoded.answer]
-    return ids, [float(place >= len(encoded.query)) for place in range(len(ids))]
 
 
 def batches(encoder: Encoder, problems: list[Solved]) -> list[tuple[Tensor, Tensor]]:
     """Return ids and weights of all problems (B, T each), those of like length together."""
-    examples = sorted((encode(encoder, told) for told in problems), key=lambda example: len(example[0]))
-    made = []
-    for start in range(0, len(examples), BATCH_SIZE):
-        part = examples[start : start + BATCH_SIZE]
-        ids_BT, _ = pad_right([ids for ids, _ in part], fill=encoder.tokenizer.pad_token_id)
-        weights = [torch.tensor(weights) for _, weights in part]
-        made.append((ids_BT, torch.nn.utils.rnn.pad_sequence(weights, batch_first=True)))
-    return made
+    examples = sorted(
+        (encode(encoder, told, question_weight=0.0) for told in problems), key=lambda example: len(example[0])
+    )
+    starts = range(0, len(examples), BATCH_SIZE)
+    return [padded(encoder, examples[start : start + BATCH_SIZE]) for start in starts]
 
 
 @torch.no_grad()
@@ -98,7 +91,6 @@ def main(
     for each in width or [96, 192, 320]:
         model = make_model(tokenizer, each)
         training = ThetaTraining(model, 0, in_bfloat16=False, phases=phases)
-        size = sum(parameter.numel() for parameter in with_plain_vectors(make_model(tokenizer, each)).parameters())
         checkpoint, log = BUILD_FOLDER / f"{each}-{steps}.safetensors", BUILD_FOLDER / f"{each}-{steps}.json"
         measured = json.loads(log.read_text()) if log.exists() else []
         if checkpoint.exists():
@@ -110,18 +102,18 @@ def main(
             training.train_on(*stream.next())
             if training.step % every == 0 or training.step == steps:
                 seconds += time.perf_counter() - started
-                row = {"width": each, "parameters": size, "steps": training.step, "seconds": seconds}
+                row = {"width": each, "steps": training.step, "seconds": seconds}
                 measured.append(row | {name: measure(model, problems) for name, problems in kinds.items()})
                 training.save(checkpoint)
                 write_json(log, measured)
                 typer.echo(json.dumps(measured[-1]))
                 started = time.perf_counter()
-        rows += measured
-        folder = BUILD_FOLDER / f"theta-{each}"
-        with_plain_vectors(model).save_pretrained(folder)
+        folder, plain = BUILD_FOLDER / f"theta-{each}", with_plain_vectors(model)
+        rows += [row | {"parameters": plain.num_parameters()} for row in measured]
+        plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     if output:
-        figures = [(kind, figure) for kind in KINDS for figure in ("loss", "right")]
+        figures = [(kind, figure) for kind in kinds for figure in ("loss", "right")]
         forms = COLUMNS | {f"{kind}: {figure}": "{:.3f}" for kind, figure in figures}
         table = [
             [row["parameters"], row["steps"], row["seconds"] / 60, *(row[kind][figure] for kind, figure in figures)]

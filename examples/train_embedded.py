@@ -30,9 +30,15 @@ from ccot_cli.data.problems import load_training
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.base.adapters import PHI
-from ccot_cli.models.base.merged import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
-from ccot_cli.names import TRAIN_BASELINE, TRAIN_PSI, BaselineName, ratio_name
+from ccot_cli.names import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    TRAIN_BASELINE,
+    TRAIN_PSI,
+    BaselineName,
+    ratio_name,
+)
 from ccot_cli.overrides import override
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE

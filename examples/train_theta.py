@@ -159,6 +159,23 @@ class DigitSums(nn.Module):
         return weight_VD + self.places @ self.digits
 
 
+def encode(encoder: Encoder, told: Solved, *, question_weight: float) -> Example:
+    """Return the ids of a question and its solution, and their weights; those of the solution are 1."""
+    question, solution = told
+    chain, answer = split_solution(solution)
+    encoded = encoder.problem(Problem("", question, chain, answer))
+    solution_ids = [*encoded.chain, *encoder.answer_marker, *encoded.answer]
+    weights = [*[question_weight] * len(encoded.query), *[1.0] * len(solution_ids)]
+    return [*encoded.query, *solution_ids], weights
+
+
+def padded(encoder: Encoder, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Return the ids of a batch and their weights: B, T each."""
+    ids_BT, _ = pad_right([ids for ids, _ in examples], fill=encoder.tokenizer.pad_token_id)
+    weight_BT = nn.utils.rnn.pad_sequence([torch.tensor(weights) for _, weights in examples], batch_first=True)
+    return ids_BT, weight_BT
+
+
 class Batches:
     """An endless stream of fresh training problems, in batches of similar length.
 
@@ -208,15 +225,7 @@ class Batches:
         else:
             problem = next(long if rng.random() < self.phase.long_probability else generated)
             told = problem.question, problem.solution
-        return self._encode(with_new_words(rng, self._stems, told))
-
-    def _encode(self, told: Solved) -> Example:
-        question, solution = told
-        chain, answer = split_solution(solution)
-        encoded = self.encoder.problem(Problem("", question, chain, answer))
-        solution_ids = [*encoded.chain, *self.encoder.answer_marker, *encoded.answer]
-        weights = [*[QUESTION_WEIGHT] * len(encoded.query), *[1.0] * len(solution_ids)]
-        return [*encoded.query, *solution_ids], weights
+        return encode(self.encoder, with_new_words(rng, self._stems, told), question_weight=QUESTION_WEIGHT)
 
     def _practice(self, rng: random.Random) -> Example:
         ids = self.encoder.query(sums(rng))
@@ -229,9 +238,7 @@ class Batches:
             self._fill()
         batch = self._pool.pop()
         self._step += 1
-        ids_BT, _ = pad_right([ids for ids, _ in batch], fill=self.encoder.tokenizer.pad_token_id)
-        weight_BT = nn.utils.rnn.pad_sequence([torch.tensor(weights) for _, weights in batch], batch_first=True)
-        return ids_BT, weight_BT
+        return padded(self.encoder, batch)
 
 
 @dataclass

@@ -19,13 +19,12 @@ from ccot_cli import load
 from ccot_cli.config import ModelConfig
 from ccot_cli.data.word_problems import generate
 from ccot_cli.models.base.adapters import PSI
-from ccot_cli.models.base.merged import ADAPTER_FILE
 from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.direct import DirectMethod
-from ccot_cli.names import SETTINGS_FILE
+from ccot_cli.names import ADAPTER_FILE, SETTINGS_FILE
 from ccot_cli.stages.ask import AskResult
 from ccot_cli.workspace.workspace import Workspace
 from cli.running import QUESTION, Output, output
@@ -76,6 +75,9 @@ def test_the_adapter_in_theta_travels_with_the_methods(
         output(capsys, *command)
     output(capsys, "export", "methods.zip")
     before = {method: answers(here, method) for method in ("ccot", "cot")}
+    (here / SETTINGS_FILE).write_text(settings)  # The methods still need the adapter.
+    output(capsys, "export", "other.zip")
+    assert Path("other.zip").read_bytes() == Path("methods.zip").read_bytes()
     with zipfile.ZipFile("methods.zip") as archive:
         assert archive.read("adapter/adapter_model.safetensors") == (chain / PSI / ADAPTER_FILE).read_bytes()
         assert b'PeftModel.from_pretrained(model, "adapter").merge_and_unload()' in archive.read("README.md")

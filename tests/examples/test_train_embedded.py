@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from ccot_cli.data.arithmetic import equations_in
 from ccot_cli.models.base.adapters import DECODER, PHI
-from ccot_cli.models.base.merged import ADAPTER_FILE
-from ccot_cli.names import PRECOMPUTE, TRAIN_PSI
+from ccot_cli.names import ADAPTER_FILE, PRECOMPUTE, TRAIN_PSI
 from ccot_cli.workspace.workspace import Workspace
 from examples.scripts import script
 

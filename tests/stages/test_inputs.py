@@ -15,8 +15,8 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import BusyError, CorruptError, UsageError
 from ccot_cli.models.base.adapters import PSI
-from ccot_cli.models.base.merged import ADAPTER_FILE
 from ccot_cli.models.base.theta import load_theta, weights_hash
+from ccot_cli.names import ADAPTER_FILE
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import precompute, score

@@ -10,7 +10,7 @@ import torch
 
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import sha256_of
-from ccot_cli.models.base.merged import ADAPTER_FILE
+from ccot_cli.names import ADAPTER_FILE
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_decoder

@@ -25,6 +25,7 @@ from ccot_cli.names import (
 from ccot_cli.overrides import override
 from ccot_cli.presets import settings_text
 from ccot_cli.stages.card import card
+from ccot_cli.stages.inputs import recorded_model
 from ccot_cli.stages.methods import own_methods
 from ccot_cli.version import __version__
 from ccot_cli.workspace.archive import (
@@ -97,7 +98,8 @@ def collect(workspace: Workspace, keys: Sequence[str] = ()) -> tuple[ArchiveInde
     """Return an archive's index and its other files; see `run`."""
     methods = _choose(workspace, keys)
     source = workspace.artifact(PRECOMPUTE) or workspace.require(PRECOMPUTE)
-    settings = _portable_settings(workspace.settings)
+    adapter = recorded_model(workspace.settings, source)["adapter"]  # not what ccot.yaml names by now
+    settings = _portable_settings(override(workspace.settings, {"model.adapter": adapter}))
     contents: dict[str, bytes | Path] = {SETTINGS_FILE: settings_text(settings, SETTINGS_TITLE).encode()}
     records: dict[str, FileRecord] = {}
     exported = [*methods, *_decoders(workspace, methods)]
@@ -107,9 +109,9 @@ def collect(workspace: Workspace, keys: Sequence[str] = ()) -> tuple[ArchiveInde
         artifact.check()
         contents |= {f"{artifact.name}/{name}": artifact.path(name) for name in artifact.manifest.files}
         records |= {f"{artifact.name}/{name}": record for name, record in artifact.manifest.files.items()}
-    adapter = _adapter(workspace, source)
-    contents |= adapter
-    records |= {name: FileRecord(sha256=sha256_of(path), size=path.stat().st_size) for name, path in adapter.items()}
+    files = _adapter(workspace, source, adapter) if adapter else {}
+    contents |= files
+    records |= {name: FileRecord(sha256=sha256_of(path), size=path.stat().st_size) for name, path in files.items()}
     if results := _results(workspace, methods):
         contents[RESULTS_FILE] = json_bytes(results)
     records |= {name: _record(content) for name, content in contents.items() if isinstance(content, bytes)}
@@ -166,12 +168,9 @@ def _model(source: Artifact) -> ArchivedModel:
     )
 
 
-def _adapter(workspace: Workspace, source: Artifact) -> dict[str, Path]:
-    """Return the files of the adapter that was merged into θ, by their names in the archive; none if there was none."""
-    folder, recorded = workspace.settings.model.adapter, source.manifest.inputs.get("adapter")
-    if folder is None or recorded is None:
-        return {}
-    if adapter_hash(folder) != recorded:
+def _adapter(workspace: Workspace, source: Artifact, folder: str) -> dict[str, Path]:
+    """Return the files of the adapter that was merged into θ, by their names in the archive."""
+    if adapter_hash(folder) != source.manifest.inputs["adapter"]:
         raise CorruptError(
             f"adapter {folder} has changed since {source.folder} was made with it",
             fix=f"put it back, or run {workspace.command(PRECOMPUTE)!r} again",

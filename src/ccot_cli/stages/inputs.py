@@ -74,18 +74,25 @@ def building(
     ranks.first(lambda: None)
 
 
-def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
-    """Load the model that `precompute` ran, on the device of the settings.
+def recorded_model(settings: Settings, source: Artifact) -> dict[str, Any]:
+    """Return the settings of the model that `precompute` ran.
 
     A model's or an adapter's folder that has moved is found by its new name in the settings.
-
-    Raises:
-        CorruptError: if its weights, tokenizer or template have changed since, or another version of ccot ran it.
     """
     recorded = dict(source.manifest.config["model"])
     for name in ("name", "adapter"):
         then, now = recorded.get(name), getattr(settings.model, name)
         recorded[name] = now if _lies_elsewhere(then, now) else then
+    return recorded
+
+
+def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
+    """Load the model that `precompute` ran, on the device of the settings.
+
+    Raises:
+        CorruptError: if its weights, tokenizer or template have changed since, or another version of ccot ran it.
+    """
+    recorded = recorded_model(settings, source)
     here = {name: getattr(settings.model, name) for name in WITHOUT_EFFECT["model"]}
     theta = load_unchanged_theta(source, {**recorded, **here})
     if theta is None:
@@ -135,8 +142,8 @@ def load_unchanged_theta(source: Artifact, recorded: Mapping[str, Any]) -> Theta
     theta = load_theta(config)
     adapter = None if config.adapter is None else adapter_hash(config.adapter)
     # What was made before weights were hashed has no hash of them.
-    are_same_weights = inputs.get("weights") in (None, weights_hash(config)) and inputs.get("adapter") == adapter
-    return theta if are_same_weights and theta.fingerprint() == inputs["model"] else None
+    is_same = theta.fingerprint() == inputs["model"] and inputs.get("weights") in (None, weights_hash(config))
+    return theta if is_same and inputs.get("adapter") == adapter else None
 
 
 def short_enough(theta: Theta, problems: Sequence[Problem]) -> list[Problem]:

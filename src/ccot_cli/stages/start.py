@@ -8,8 +8,7 @@ from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import sha256_of
 from ccot_cli.models.base.adapters import PHI, Adapters
-from ccot_cli.models.base.merged import ADAPTER_FILE
-from ccot_cli.names import TRAIN_PHI, parse_ratio, ratio_name
+from ccot_cli.names import ADAPTER_FILE, TRAIN_PHI, parse_ratio, ratio_name
 from ccot_cli.workspace.workspace import Workspace
 
 

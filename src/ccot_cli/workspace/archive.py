@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.files import SEAL_BYTES, check_space, commit, is_sealed, seal
-from ccot_cli.names import PRECOMPUTE, SETTINGS_FILE
+from ccot_cli.names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PRECOMPUTE, SETTINGS_FILE
 from ccot_cli.workspace.artifact import MANIFEST_FILE, OTHER_BYTES, Artifact, FileRecord, sealed, take_seal
 
 ARCHIVE_FORMAT = 1
@@ -35,7 +35,7 @@ ARCHIVE_FORMAT = 1
 INDEX_FILE, CARD_FILE, RESULTS_FILE = "archive.json", "README.md", "results.json"
 ORIGIN_FILE = f"{PRECOMPUTE}/{MANIFEST_FILE}"
 ADAPTER_FOLDER = "adapter"
-ADAPTER_FILES = (f"{ADAPTER_FOLDER}/adapter_config.json", f"{ADAPTER_FOLDER}/adapter_model.safetensors")
+ADAPTER_FILES = tuple(f"{ADAPTER_FOLDER}/{name}" for name in (ADAPTER_CONFIG_FILE, ADAPTER_FILE))
 """The adapter that makes θ of the base model."""
 SETTINGS_TITLE = "Settings that these methods were trained with, or answer with."
 MOST_LETTERS = 200

@@ -14,8 +14,8 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.errors import CorruptError, UsageError
 from ccot_cli.files import strict_json
 from ccot_cli.models.base.adapters import PSI, Adapters
-from ccot_cli.models.base.merged import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ccot_cli.models.base.theta import load_theta
+from ccot_cli.names import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 

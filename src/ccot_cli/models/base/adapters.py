@@ -29,9 +29,8 @@ from transformers.pytorch_utils import Conv1D
 from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.files import set_usual_mode, strict_json, write_json
 from ccot_cli.models.base.memory import fits
-from ccot_cli.models.base.merged import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.names import MODELS
+from ccot_cli.names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, MODELS
 
 PHI, PSI, DECODER = "phi", "psi", "decoder"
 MOST_MERGED_BYTES = 2 * 10**9

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import cast
 
 from peft import PeftModel, get_peft_model_state_dict
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from ccot_cli.errors import CorruptError, UsageError
-from ccot_cli.files import sha256_of
-
-ADAPTER_FILE, ADAPTER_CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
-"""Names of an adapter's weights and of its configuration, as PEFT saves them."""
+from ccot_cli.files import remembered_sha256
+from ccot_cli.names import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 
 def adapter_files(folder: str | Path) -> list[Path]:
@@ -39,7 +36,7 @@ def adapter_hash(folder: str | Path) -> str:
     Raises:
         UsageError: if the folder holds none.
     """
-    return hashlib.sha256("".join(map(sha256_of, adapter_files(folder))).encode()).hexdigest()
+    return hashlib.sha256("".join(map(remembered_sha256, adapter_files(folder))).encode()).hexdigest()
 
 
 def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
@@ -52,7 +49,8 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel
     _, weights = adapter_files(folder)
     fix = "name an adapter that was trained on this model, or fetch it again"
     try:
-        saved = load_file(weights)
+        with safe_open(weights, "pt") as file:
+            saved = {*file.keys()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # A warning of tensors that are missing is an error below.
             merged = PeftModel.from_pretrained(model, str(folder))
@@ -66,7 +64,7 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel
     if not hasattr(merged.base_model, "merge_and_unload"):
         kind = merged.active_peft_config.peft_type.value
         raise UsageError(f"adapter {folder} is of the kind {kind}, which cannot be merged", fix="name a LoRA adapter")
-    if wrong := sorted(saved.keys() ^ get_peft_model_state_dict(merged).keys()):
+    if wrong := sorted(saved ^ get_peft_model_state_dict(merged).keys()):
         raise CorruptError(
             f"adapter {folder} does not fit this model: {len(wrong)} tensors differ, the first is {wrong[0]}", fix=fix
         )
