@@ -52,6 +52,11 @@ def test_a_number_written_as_1e_4_is_a_number(tmp_path: Path) -> None:
             "line 2: train_phi.learning_rate: a number is needed",
             "the default is 0.008",
         ),
+        (
+            "train_phi:\n  query_under: phi\n  schedule: layerwise",
+            "line 1: train_phi: query_under: phi needs schedule: joint",
+            "",
+        ),
         # Settings that are no more.
         (
             "train_psi:\n  unfreeze: all",

@@ -59,9 +59,11 @@ def phi_examples(theta: Theta, count: int, *, dtype: torch.dtype = torch.float32
     ]
 
 
-def fresh_queries(adapters: Adapters, examples: Sequence[PsiExample | GoldExample]) -> FreshQueries:
-    """Run the examples' queries whenever they are asked for."""
-    return FreshQueries(adapters, [example.query for example in examples], LAYER)
+def fresh_queries(
+    adapters: Adapters, examples: Sequence[PsiExample | GoldExample], *, reader: str | None = None
+) -> FreshQueries:
+    """Run the examples' queries whenever they are asked for, under θ or the adapter that is named."""
+    return FreshQueries(adapters, [example.query for example in examples], LAYER, adapter=reader)
 
 
 def layerwise_config(**changes: Any) -> TrainPhiConfig:
@@ -87,9 +89,9 @@ def psi_examples(theta: Theta) -> list[PsiExample]:
     return [PsiExample(each.query, marker, each.answer, 1 + number % 3) for number, each in enumerate(problems)]
 
 
-def rolled_out(adapters: Adapters, examples: list[PsiExample]) -> list[Tensor]:
+def rolled_out(adapters: Adapters, examples: list[PsiExample], *, reader: str | None = None) -> list[Tensor]:
     """Roll out φ on every example."""
-    queries, counts = fresh_queries(adapters, examples), [example.num_tokens for example in examples]
+    queries, counts = fresh_queries(adapters, examples, reader=reader), [example.num_tokens for example in examples]
     rolled = dict(roll_out(adapters, queries, counts, layer=LAYER, batch_size=4))
     return [rolled[number] for number in range(len(examples))]
 
@@ -100,10 +102,12 @@ def psi_training(
     *,
     trains_above: bool = True,
     learned: Sequence[PsiExample] | None = None,
+    reader: str | None = None,
     **changes: Any,
 ) -> PsiTraining:
     """Train ψ on the examples' rollouts, or on as much of them as the examples that are learned read."""
     settings = {"epochs": 6, "batch_size": 3, "learning_rate": 5e-2, "optimiser": "adamw", "seed": 1, **changes}
-    rollouts, queries = rolled_out(adapters, examples), fresh_queries(adapters, examples)
+    rollouts = rolled_out(adapters, examples, reader=reader)
+    queries = fresh_queries(adapters, examples, reader=reader)
     context = RolloutContext(adapters, queries, rollouts, LAYER, trains_above=trains_above)
     return PsiTraining(adapters, examples if learned is None else learned, context, TrainPsiConfig(**settings))

@@ -26,6 +26,7 @@ from ccot_cli.names import (
     Ends,
     EngineName,
     OptimiserName,
+    QueryUnder,
     Schedule,
     SelectorName,
     Unfreeze,
@@ -228,6 +229,8 @@ class TrainPhiConfig(Section):
     """Rank of the adapter."""
     lora_alpha: int = Field(default=64, ge=1)
     """The adapter's output is scaled by lora_alpha / lora_rank."""
+    query_under: QueryUnder = "theta"
+    """Whose weights read the question: `theta` (the paper's), or `phi`, which learns to."""
     taught_epochs: int = Field(default=16, ge=0)
     """Passes over the data with gold inputs, before those on rollouts; joint only."""
     epochs: int = Field(default=8, ge=0)
@@ -248,6 +251,14 @@ class TrainPhiConfig(Section):
     """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4, or an adapter's folder; null: a new φ."""
     seed: Seed = 0
     """Seed of the order of problems and of the adapter's first weights."""
+
+    @model_validator(mode="after")
+    def _layers_alone_read_no_query(self) -> Self:
+        if self.query_under == "phi" and self.schedule == "layerwise":
+            raise ValueError(
+                "query_under: phi needs schedule: joint, because no single layer learns to read a question"
+            )
+        return self
 
     @property
     def layer(self) -> int:

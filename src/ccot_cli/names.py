@@ -35,6 +35,7 @@ KEYED_STAGES = (SCORE, TRAIN_PHI, TRAIN_PSI, TRAIN_DECODER)
 """Stages with one artifact for each ratio; `train-baseline` has one for each method, `eval` one for each run."""
 
 Schedule = Literal["joint", "layerwise"]
+QueryUnder = Literal["theta", "phi"]
 Unfreeze = Literal["none", "above"]
 Ends = Literal["exact", "late"]
 SelectorName = Literal["predictive", "learned", "even", "random", "last"]

@@ -108,6 +108,7 @@ def test_what_repair_removes_comes_back_byte_by_byte(trained: Path) -> None:
         '{"name": "ccot", "ratio": "0.1", "num_tokens": NaN}',
         '{"name": "ccot", "ratio": "0.1", "num_tokens": -1}',
         '{"name": "ccot", "ratio": "0.1", "unknown": 1}',
+        '{"name": "ccot", "ratio": "0.1", "query_under": "chi"}',
     ],
 )
 def test_a_description_of_a_method_that_says_nonsense_is_refused(tmp_path: Path, text: str) -> None:
@@ -117,7 +118,7 @@ def test_a_description_of_a_method_that_says_nonsense_is_refused(tmp_path: Path,
 
 
 def test_a_description_that_was_saved_is_read(tmp_path: Path) -> None:
-    info = MethodInfo("ccot", f"{Decimal('0.1'):f}", 7, 0)
+    info = MethodInfo("ccot", f"{Decimal('0.1'):f}", 7, 0, "phi")
     info.save(tmp_path)
     assert MethodInfo.load(tmp_path) == info
 

@@ -18,6 +18,7 @@ from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import MethodInfo
+from ccot_cli.names import QueryUnder
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import inspect
@@ -58,29 +59,33 @@ def test_a_result_of_few_problems_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert inspect._result_maps(problems, states, problems, states) == []
 
 
-def test_states_are_those_of_a_plain_generation(make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("query_under", "reader"), [("theta", None), ("phi", PHI)])
+def test_states_are_those_of_a_plain_generation(
+    make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch, query_under: QueryUnder, reader: str | None
+) -> None:
     theta = make_theta("llama")
     width, generator = theta.model.config.hidden_size, torch.Generator().manual_seed(2)
     adapters, direction_D = shaken(theta, PHI, PSI), torch.randn(width, generator=generator)
     problems = [problem(number, [number]) for number in (3, 40, 500, 6)]
     queries = [theta.encoder.query(each.question) for each in problems]
     with torch.no_grad():
-        sequence, first_BD = encode_query(adapters, queries, layer=2)
+        sequence, first_BD = encode_query(adapters, queries, layer=2, adapter=reader)
         firsts_BD = contemplate(adapters, sequence, first_BD, layer=2, max_tokens=1).last_BKD[:, 0]
     # Half of the rows end at their first token.
     end = Logistic(direction_D, -(firsts_BD @ direction_D).quantile(0.5))
     draft = Draft(Probe(torch.zeros(width + 1, 1), torch.tensor([5])), 0.0)
     decoding = DecodingConfig(cap_tokens=50)
-    method = CcotMethod(adapters, MethodInfo("ccot", "0.1", 2), decoding, End(end, end), draft)
+    info = MethodInfo("ccot", "0.1", 2, query_under=query_under)
+    method = CcotMethod(adapters, info, decoding, End(end, end), draft)
     monkeypatch.setattr(inspect, "BATCH_SIZE", 3)
     found = inspect._states(method, problems, "", Progress())
     counts = []
     for each, states_IKD in zip(problems, found, strict=True):
         queries = [theta.encoder.query(each.question)]
         with torch.no_grad():
-            sequence, first_BD = encode_query(method.adapters, queries, layer=2)
+            sequence, first_BD = encode_query(method.adapters, queries, layer=2, adapter=reader)
             tokens = contemplate(method.adapters, sequence, first_BD, layer=2, max_tokens=5, is_end=method.end)
-            expected = token_states(method.adapters, queries, tokens)[0]
+            expected = token_states(method.adapters, queries, tokens, reader=reader)[0]
         torch.testing.assert_close(states_IKD.float(), expected, atol=0.05, rtol=0.02)
         counts.append(expected.shape[1])
     assert len(set(counts)) > 1, "END must stop rows at different lengths"

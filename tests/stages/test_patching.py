@@ -1,5 +1,6 @@
 """The experiment that replaces tokens: what it predicts, whom it pairs, and how it counts."""
 
+import pytest
 import torch
 from conftest import MakeTheta, shaken
 
@@ -9,12 +10,12 @@ from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
-from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.decoding.thoughts import Thought, Word
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import MethodInfo, Reply
 from ccot_cli.models.methods.patching import patch
+from ccot_cli.names import QueryUnder
 from ccot_cli.stages.patching import (
     Case,
     Solved,
@@ -51,13 +52,13 @@ def test_a_prediction_computes_the_chain_again_with_the_donor_s_result() -> None
     assert predict(first, donor=solved(problem("same", 10, 9, 3), 19), place=0) is None
 
 
-def never_ending(make_theta: MakeTheta) -> CcotMethod:
+def never_ending(make_theta: MakeTheta, *, query_under: QueryUnder = "theta") -> CcotMethod:
     theta = make_theta("llama")
     width = theta.model.config.hidden_size
     never = Logistic(torch.zeros(width), torch.tensor(-1.0))
     draft = Draft(Probe(torch.zeros(width + 1, 1), torch.tensor([5])), 0.0)
-    decoding = DecodingConfig(max_answer_tokens=3)
-    return CcotMethod(shaken(theta, PHI, PSI), MethodInfo("ccot", "0.1", 2), decoding, End(never, never), draft)
+    info, decoding = MethodInfo("ccot", "0.1", 2, query_under=query_under), DecodingConfig(max_answer_tokens=3)
+    return CcotMethod(shaken(theta, PHI, PSI), info, decoding, End(never, never), draft)
 
 
 def test_every_token_of_every_problem_is_replaced_once(make_theta: MakeTheta) -> None:
@@ -67,26 +68,26 @@ def test_every_token_of_every_problem_is_replaced_once(make_theta: MakeTheta) ->
     assert [(case.place, case.is_predicted is None) for case in cases] == [(0, False)] * 2 + [(1, True)] * 2
 
 
+@pytest.mark.parametrize("query_under", ["theta", "phi"])
 def test_swaps_with_itself_change_nothing_and_those_with_another_question_are_its_patches(
-    make_theta: MakeTheta,
+    make_theta: MakeTheta, query_under: QueryUnder
 ) -> None:
-    method = never_ending(make_theta)
+    method = never_ending(make_theta, query_under=query_under)
     one, other = (problem(name, *numbers).question for name, numbers in (("a", (12, 7, 2)), ("b", (3, 8, 5))))
     [reply], _ = method.reply([one])
     count = reply.num_contemplation
     assert swapped_answers(method, one, one, count=count) == [reply.answer] * count
     queries = [[method.theta.encoder.query(question)] for question in (one, other)]
     own, donor = (
-        contemplate(
-            method.adapters, *encode_query(method.adapters, ids, layer=2), layer=2, max_tokens=20, is_end=method.end
-        )
-        for ids in queries
+        contemplate(method.adapters, *method.read(ids), layer=2, max_tokens=20, is_end=method.end) for ids in queries
     )
     assert int(own.num_tokens_B) == int(donor.num_tokens_B) == count
-    states_BIKD = token_states(method.adapters, queries[1], donor)
-    expected = [
-        answers(method, patch(method.adapters, queries[0], own, states_BIKD, place, layer=2))[0] for place in range(20)
-    ]
+    reader = method.reader
+    states_BIKD = token_states(method.adapters, queries[1], donor, reader=reader)
+    patched = (
+        patch(method.adapters, queries[0], own, states_BIKD, place, layer=2, reader=reader) for place in range(20)
+    )
+    expected = [answers(method, sequence)[0] for sequence in patched]
     assert swapped_answers(method, one, other, count=count) == expected
     assert len({*expected}) > 1
 

@@ -16,6 +16,7 @@ from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.query import encode_query
+from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.training.contexts import Context, RolloutContext
 from ccot_cli.models.training.draft import fit_draft
 from ccot_cli.models.training.end import MOST_EXTRA, fit_end
@@ -223,6 +224,33 @@ def test_end_is_as_sure_as_the_settings_ask_and_fitted_with_the_draft_on_what_ps
     for mine, theirs in ((saved.rule, end.rule), (saved.hint, end.hint)):
         assert torch.equal(mine.weight_D, theirs.weight_D)
         assert torch.equal(mine.bias, theirs.bias)
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_phi_that_reads_the_query_reads_it_in_every_stage(make_run: MakeRun, engine: str) -> None:
+    run = make_run(**{"train_phi.query_under": "phi", "decoding.engine": engine})
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    assert not run.workspace.cached_queries()
+    folder = run.workspace.folder("train-psi", "r0.10")
+    method = find_methods(run.workspace, run.settings).load_folder(folder)
+    assert isinstance(method, CcotMethod)
+    assert method.info.query_under == "phi"
+    queries = [problem.query for problem in stored_problems(run, is_validation=True)]
+    found = method.prepare(queries)
+    adapters = method.adapters
+    for row, query in enumerate(queries):
+        sequence, first_BD = encode_query(adapters, [query], layer=2, adapter=PHI)
+        plain, _ = encode_query(adapters, [query], layer=2)
+        contemplate(adapters, sequence, first_BD, layer=2, max_tokens=20, is_end=method.end)
+        count = int(found.sequence.mask_BS[row].sum())
+        assert count == sequence.mask_BS.shape[1]
+        for layer in range(4):
+            kept, expected = found.sequence.keys_values(layer)[0][row], sequence.keys_values(layer)[0][0]
+            torch.testing.assert_close(kept[:, found.sequence.mask_BS[row]], expected, atol=1e-4, rtol=1e-3)
+            assert not torch.allclose(expected[:, : len(query)], plain.keys_values(layer)[0][0], atol=1e-3)
 
 
 @pytest.mark.parametrize("ends", ["exact", "late"])

@@ -42,8 +42,8 @@ The question stands in the prompt {prompt}; {marker} comes before the answer.
 
 WITH_ADAPTER = "The base model is not in here; θ is that model with the adapter in `adapter/` merged into it"
 MERGED = '    model = PeftModel.from_pretrained(model, "adapter").merge_and_unload()\n'
-READING = """CCoT reads the question under θ, generates contemplation tokens under φ until
-`end.safetensors` says stop, and answers under ψ."""
+READING = """CCoT reads the question under θ, or under φ where `method.json` has `"query_under": "phi"`. It
+generates contemplation tokens under φ until `end.safetensors` says stop, and answers under ψ."""
 
 
 def card(

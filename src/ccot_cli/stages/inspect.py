@@ -22,9 +22,7 @@ from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
-from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.selection.gold import STORED_DTYPE, GoldExample, following_ids, gold_states
 from ccot_cli.models.selection.predictive import announcements, last_states
 from ccot_cli.models.selection.selector import NUM_SCORED, Selector, predictive_selector
@@ -229,7 +227,7 @@ def _errors(
 ) -> tuple[list[list[float]], list[int]]:
     """Compute φ's mean scaled error on its own rollouts by index and token, and how many problems have each token."""
     layer = method.info.autoregressive_layer
-    queries = FreshQueries(method.adapters, [example.query for example in examples], layer)
+    queries = FreshQueries(method.adapters, [example.query for example in examples], layer, adapter=method.reader)
     sums, counts = list[Tensor](), list[Tensor]()
     with progress.task("φ's errors", total=len(examples), unit="problems") as advance:
         for numbers in _batches(len(examples)):
@@ -249,9 +247,9 @@ def _states(method: CcotMethod, problems: Sequence[Problem], label: str, progres
     with progress.task(label, total=len(problems), unit="problems") as advance:
         for numbers in _batches(len(problems)):
             queries = [method.theta.encoder.query(problems[number].question) for number in numbers]
-            tokens = method.generate(*encode_query(method.adapters, queries, layer=method.info.autoregressive_layer))
+            tokens = method.generate(*method.read(queries))
             # The layers above l have run already, but only l's and L's states were kept.
-            states_BIKD = token_states(method.adapters, queries, tokens).to("cpu", STORED_DTYPE)
+            states_BIKD = method.token_states(queries, tokens).to("cpu", STORED_DTYPE)
             counts = tokens.num_tokens_B.tolist()
             found += [states_IKD[:, :count] for states_IKD, count in zip(states_BIKD, counts, strict=True)]
             advance(len(numbers))

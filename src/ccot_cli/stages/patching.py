@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
+from torch import Tensor
 
 from ccot_cli.data.answers import is_correct, read_after_marker
 from ccot_cli.data.arithmetic import equations_in, recompute, write_number
@@ -21,9 +22,7 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.psi import decode
-from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
-from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import Reply
 from ccot_cli.models.methods.patching import patch
 from ccot_cli.stages.statistics import Proportion, proportion
@@ -88,33 +87,39 @@ def swapped_answers(method: CcotMethod, question: str, donor: str, *, count: int
     Returns:
         An answer for each of its tokens that the donor has too.
     """
-    adapters, layer = method.adapters, method.info.autoregressive_layer
     queries, donors = ([method.theta.encoder.query(each)] for each in (question, donor))
     tokens = _generate(method, queries, count)
-    donor_tokens = method.generate(*encode_query(adapters, donors, layer=layer))
-    donor_BIKD = token_states(adapters, donors, donor_tokens)
+    donor_tokens = method.generate(*method.read(donors))
+    donor_BIKD = method.token_states(donors, donor_tokens)
     places = range(min(count, int(donor_tokens.num_tokens_B)))
-    patched = (patch(adapters, queries, tokens, donor_BIKD, place, layer=layer) for place in places)
-    return [answer for sequence in patched for answer in answers(method, sequence)]
+    return [each for place in places for each in _patched_answers(method, queries, tokens, donor_BIKD, place)]
 
 
 def _generate(method: CcotMethod, queries: list[list[int]], count: int) -> Contemplation:
     """Generate so many contemplation tokens for each query, whatever END says."""
     layer, counts_B = method.info.autoregressive_layer, torch.full((len(queries),), count)
-    sequence, first_BD = encode_query(method.adapters, queries, layer=layer)
-    return contemplate(method.adapters, sequence, first_BD, layer=layer, max_tokens=count, num_tokens_B=counts_B)
+    return contemplate(method.adapters, *method.read(queries), layer=layer, max_tokens=count, num_tokens_B=counts_B)
+
+
+def _patched_answers(
+    method: CcotMethod, queries: list[list[int]], tokens: Contemplation, donor_BIKD: Tensor, place: int
+) -> list[str]:
+    """Answer queries with the donors' token at one place."""
+    layer = method.info.autoregressive_layer
+    sequence = patch(method.adapters, queries, tokens, donor_BIKD, place, layer=layer, reader=method.reader)
+    return answers(method, sequence)
 
 
 @torch.no_grad()
 def replace_each(method: CcotMethod, batch: Sequence[Solved]) -> Iterator[Case]:
     """Replace every token of problems of one kind by the next problem's, one at a time."""
-    adapters, layer, count = method.adapters, method.info.autoregressive_layer, batch[0].reply.num_contemplation
+    count = batch[0].reply.num_contemplation
     queries = [method.theta.encoder.query(each.problem.question) for each in batch]
     tokens = _generate(method, queries, count)
     donors = [*batch[1:], batch[0]]
-    donor_BIKD = token_states(adapters, queries, tokens).roll(-1, dims=0)
+    donor_BIKD = method.token_states(queries, tokens).roll(-1, dims=0)
     for place in range(count):
-        patched = answers(method, patch(adapters, queries, tokens, donor_BIKD, place, layer=layer))
+        patched = _patched_answers(method, queries, tokens, donor_BIKD, place)
         for one, donor, answer in zip(batch, donors, patched, strict=True):
             predicted = predict(one, donor, place)
             yield Case(

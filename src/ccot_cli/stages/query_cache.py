@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ccot_cli import ranks
 from ccot_cli.files import SEAL_BYTES, commit, free_bytes, is_sealed, seal
-from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.training.queries import FreshQueries, KeptQueries, Queries, fill_queries, num_bytes
+from ccot_cli.names import QueryUnder
 from ccot_cli.progress import Progress
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace, queries_prefix
@@ -28,9 +29,10 @@ def open_queries(
     adapters: Adapters,
     queries: Sequence[list[int]],
     layer: int,
+    under: QueryUnder,
     progress: Progress,
 ) -> Queries:
-    """Open the cache of these queries, and fill it first if it is missing or damaged.
+    """Open the cache of these queries, and fill it first if it is missing or damaged; φ's, which learn, have none.
 
     Cached queries of another `source` are deleted. Of several ranks the first one fills the cache, for all.
 
@@ -38,11 +40,14 @@ def open_queries(
         source: The artifact that the queries' problems come from.
         queries: Token ids by problem.
         layer: Autoregressive layer l.
+        under: Whose weights read the queries.
 
     Returns:
         The cached queries; if they are too large for the cache, queries that are run at every use. Both are rounded
         alike, so what is learned does not depend on the room on the disk.
     """
+    if under == PHI:
+        return FreshQueries(adapters, queries, layer, adapter=PHI)
     path = ranks.first(lambda: _filled(workspace, source, adapters, queries, progress))
     if path is None:
         return FreshQueries(adapters, queries, layer, rounds=True)

@@ -161,8 +161,10 @@ class _Job:
         return self.stored[: self.config.limit]
 
     def _queries(self, examples: list[GoldExample]) -> Queries:
-        ids, layer = [each.query for each in examples], self.config.layer
-        return open_queries(self.workspace, self.source, self.adapters, ids, layer, self.progress)
+        ids, config = [each.query for each in examples], self.config
+        return open_queries(
+            self.workspace, self.source, self.adapters, ids, config.layer, config.query_under, self.progress
+        )
 
     @cached_property
     def judge(self) -> PhiJudge:

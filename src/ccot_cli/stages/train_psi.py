@@ -26,7 +26,7 @@ from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
 from ccot_cli.models.training.loop import CHECKPOINT_FILE, LOG_FILE, train
 from ccot_cli.models.training.psi import HeldOut, PsiTraining
 from ccot_cli.models.training.queries import Queries
-from ccot_cli.names import PRECOMPUTE, TRAIN_PHI, TRAIN_PSI, ratio_name
+from ccot_cli.names import PRECOMPUTE, TRAIN_PHI, TRAIN_PSI, QueryUnder, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
 from ccot_cli.stages.problems import read_problems
@@ -120,6 +120,7 @@ class _Job:
         self.adapters = Adapters(self.theta)
         trained = self.phi.manifest
         self.layer = trained.summary.get("autoregressive_layer") or trained.config["train_phi"]["autoregressive_layer"]
+        self.query_under: QueryUnder = trained.config["train_phi"].get("query_under", "theta")
         self.phi.check()
         self.adapters.load(PHI, self.phi.folder / PHI)
         attach(self.adapters, PSI, config, self.start)
@@ -138,7 +139,9 @@ class _Job:
 
     def _queries(self, examples: list[PsiExample]) -> Queries:
         ids = [each.query for each in examples]
-        return open_queries(self.workspace, self.source, self.adapters, ids, self.layer, self.progress)
+        return open_queries(
+            self.workspace, self.source, self.adapters, ids, self.layer, self.query_under, self.progress
+        )
 
     def _context(self, queries: Queries) -> tuple[RolloutContext, Sequence[PsiExample] | ExamplesByEpoch]:
         """Return the rollouts that ψ learns to decode from, and the examples: fixed, or by epoch if ends are late."""
@@ -215,7 +218,7 @@ class _Job:
         self.adapters.train_only(())
         self.adapters.save(PSI, build.folder)
         self.adapters.save(PHI, build.folder)
-        info = MethodInfo("ccot", f"{self.ratio:f}", self.layer)
+        info = MethodInfo("ccot", f"{self.ratio:f}", self.layer, query_under=self.query_under)
         info.save(build.folder)
         # Only φ's layers above l may have learned, so the inputs that were rolled out before training are still right.
         states = self._states(context, self._rollout_examples, self.train_examples)

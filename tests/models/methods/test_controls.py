@@ -13,13 +13,16 @@ from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.controls import CONTROLS, Control, Replacement
 
 LAYER = 2
+READERS = pytest.mark.parametrize("reader", [None, PHI])
 QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 COUNTS = torch.tensor([3, 1, 2])
 
 
-def generated(adapters: Adapters, queries: list[list[int]], counts: torch.Tensor) -> tuple[torch.Tensor, Contemplation]:
+def generated(
+    adapters: Adapters, queries: list[list[int]], counts: torch.Tensor, *, reader: str | None = None
+) -> tuple[torch.Tensor, Contemplation]:
     """Generate tokens; returns the keys and values that they left, all layers stacked, and the tokens."""
-    sequence, first = encode_query(adapters, queries, layer=LAYER)
+    sequence, first = encode_query(adapters, queries, layer=LAYER, adapter=reader)
     tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=3, num_tokens_B=counts)
     return left_by(sequence), tokens
 
@@ -30,19 +33,27 @@ def left_by(sequence: CachedSequence) -> torch.Tensor:
 
 
 @torch.no_grad()
-def replaced(adapters: Adapters, kind: Control, queries: list[list[int]], tokens: Contemplation) -> torch.Tensor:
+def replaced(
+    adapters: Adapters,
+    kind: Control,
+    queries: list[list[int]],
+    tokens: Contemplation,
+    *,
+    reader: str | None = None,
+) -> torch.Tensor:
     """Replace the tokens; returns the keys and values of all layers."""
-    sequence, _ = Replacement(adapters, LAYER, kind)(queries, tokens)
+    sequence, _ = Replacement(adapters, LAYER, kind, reader)(queries, tokens)
     assert torch.equal(sequence.mask_BS[:, -3:], tokens.mask_BK)
     return left_by(sequence)
 
 
+@READERS
 @pytest.mark.parametrize("kind", CONTROLS)
-def test_a_control_leaves_the_query_and_changes_every_token(theta: Theta, kind: Control) -> None:
+def test_a_control_leaves_the_query_and_changes_every_token(theta: Theta, kind: Control, reader: str | None) -> None:
     adapters = shaken(theta, PHI)
     with torch.no_grad():
-        before, tokens = generated(adapters, QUERIES, COUNTS)
-    after = replaced(adapters, kind, QUERIES, tokens)
+        before, tokens = generated(adapters, QUERIES, COUNTS, reader=reader)
+    after = replaced(adapters, kind, QUERIES, tokens, reader=reader)
     torch.testing.assert_close(after[:, :, :, :-3], before[:, :, :, :-3], atol=1e-5, rtol=1e-4)
     for row, column in tokens.mask_BK.nonzero().tolist():
         # In the first layer too, whose keys are made of what was fed; z_0 itself is not changed by an untrained φ.
@@ -58,12 +69,14 @@ def test_zeroed_tokens_are_the_same_whatever_was_asked(llama: Theta) -> None:
     torch.testing.assert_close(after[:, 0, :, -3:], after[:, 1, :, -3:])
 
 
-def test_shuffled_tokens_of_the_same_question_are_the_original_ones(theta: Theta) -> None:
+@READERS
+def test_shuffled_tokens_of_the_same_question_are_the_original_ones(theta: Theta, reader: str | None) -> None:
     adapters = shaken(theta, PHI)
     queries = [[5, 6, 7, 8]] * 3
     with torch.no_grad():
-        before, tokens = generated(adapters, queries, torch.tensor([3, 3, 3]))
-    torch.testing.assert_close(replaced(adapters, "shuffled", queries, tokens), before, atol=1e-4, rtol=1e-3)
+        before, tokens = generated(adapters, queries, torch.tensor([3, 3, 3]), reader=reader)
+    after = replaced(adapters, "shuffled", queries, tokens, reader=reader)
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-3)
 
 
 def test_shuffled_tokens_are_the_neighbours(llama: Theta) -> None:
@@ -126,15 +139,17 @@ def test_a_batch_of_one_question_cannot_be_shuffled(llama: Theta) -> None:
         replaced(adapters, "shuffled", [[5, 6, 7]], tokens)
 
 
-def test_untrained_tokens_are_thetas_own_rollout(llama: Theta) -> None:
+@READERS
+def test_untrained_tokens_are_thetas_own_rollout(llama: Theta, reader: str | None) -> None:
     adapters = shaken(llama, PHI)
     with torch.no_grad():
-        _, tokens = generated(adapters, QUERIES, COUNTS)
-        sequence, state = encode_query(adapters, QUERIES, layer=LAYER)
+        _, tokens = generated(adapters, QUERIES, COUNTS, reader=reader)
+        sequence, state = encode_query(adapters, QUERIES, layer=LAYER, adapter=reader)
+        adapters.use(None)
         for column in range(3):
             sequence.extend(tokens.mask_BK[:, column : column + 1])
             states = llama.blocks.run_each(state[:, None], 0, llama.num_layers, sequence)
             state = states[LAYER][:, 0]
     torch.testing.assert_close(
-        replaced(adapters, "untrained", QUERIES, tokens), left_by(sequence), atol=1e-5, rtol=1e-4
+        replaced(adapters, "untrained", QUERIES, tokens, reader=reader), left_by(sequence), atol=1e-5, rtol=1e-4
     )

@@ -1,5 +1,6 @@
 """One contemplation token, replaced."""
 
+import pytest
 import torch
 from conftest import shaken
 from torch import Tensor
@@ -17,23 +18,24 @@ QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 
 
 @torch.no_grad()
-def generated(adapters: Adapters) -> tuple[CachedSequence, Contemplation, Tensor]:
+def generated(adapters: Adapters, reader: str | None = None) -> tuple[CachedSequence, Contemplation, Tensor]:
     """Generate three tokens for each query; returns their states at every index too."""
-    sequence, first = encode_query(adapters, QUERIES, layer=LAYER)
+    sequence, first = encode_query(adapters, QUERIES, layer=LAYER, adapter=reader)
     counts = torch.full((len(QUERIES),), COUNT)
     tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=COUNT, num_tokens_B=counts)
-    return sequence, tokens, token_states(adapters, QUERIES, tokens)
+    return sequence, tokens, token_states(adapters, QUERIES, tokens, reader=reader)
 
 
 def keys_and_values(sequence: CachedSequence) -> Tensor:
     return torch.stack([tensor for layer in range(4) for tensor in sequence.keys_values(layer)])
 
 
-def test_a_token_replaced_by_itself_changes_nothing(theta: Theta) -> None:
+@pytest.mark.parametrize("reader", [None, PHI])
+def test_a_token_replaced_by_itself_changes_nothing(theta: Theta, reader: str | None) -> None:
     adapters = shaken(theta, PHI)
-    sequence, tokens, states = generated(adapters)
+    sequence, tokens, states = generated(adapters, reader)
     for place in range(COUNT):
-        patched = patch(adapters, QUERIES, tokens, states, place, layer=LAYER)
+        patched = patch(adapters, QUERIES, tokens, states, place, layer=LAYER, reader=reader)
         assert torch.equal(patched.mask_BS, sequence.mask_BS)
         # Padding is attended to by nothing, and its keys differ.
         for row, query in enumerate(QUERIES):

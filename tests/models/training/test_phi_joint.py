@@ -20,16 +20,18 @@ from ccot_cli.models.training.phi_joint import generate
 from ccot_cli.tensors.losses import scaled_errors
 
 
-def slow_loss(adapters: Adapters, examples: list[GoldExample], is_gold: Callable[[int, int], bool]) -> torch.Tensor:
-    """Run the whole rollout again for every token of every example, every layer token by token."""
+def slow_loss(
+    adapters: Adapters, examples: list[GoldExample], is_gold: Callable[[int, int], bool], reader: str | None
+) -> torch.Tensor:
+    """Read the query and run the whole rollout again for every token of every example, every layer token by token."""
     theta, losses = adapters.theta, []
     for number, example in enumerate(examples):
-        inputs, count = [example.gold_JID[0, LAYER].float()], len(example.gold_JID) - 1
+        inputs, count = [], len(example.gold_JID) - 1
         for column in range(count):
-            sequence, _ = encode_query(adapters, [example.query], layer=LAYER)
-            sequence.extend(torch.ones(1, len(inputs), dtype=torch.bool))
+            sequence, first_BD = encode_query(adapters, [example.query], layer=LAYER, adapter=reader)
+            sequence.extend(torch.ones(1, 1 + len(inputs), dtype=torch.bool))
             adapters.use(PHI)
-            entered = theta.blocks.enter(torch.stack(inputs)[None], sequence)
+            entered = theta.blocks.enter(torch.stack([first_BD[0], *inputs])[None], sequence)
             states = torch.stack(theta.blocks.run_each(entered, 0, theta.num_layers, sequence))
             gold, own = example.gold_JID[column + 1, LAYER].float(), states[LAYER, 0, -1].detach()
             inputs.append(gold if is_gold(number, column) else own)
@@ -39,16 +41,19 @@ def slow_loss(adapters: Adapters, examples: list[GoldExample], is_gold: Callable
     return torch.stack(losses).mean()
 
 
+@pytest.mark.parametrize("reader", [None, PHI])
 @pytest.mark.parametrize("gold_fraction", [1.0, 0.0, 0.5])
-def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, gold_fraction: float) -> None:
+def test_joint_loss_and_gradients_are_those_of_the_slow_version(
+    theta: Theta, gold_fraction: float, reader: str | None
+) -> None:
     examples, adapters = phi_examples(theta, 5), shaken(theta, PHI)
     parameters = adapters.parameters(PHI)
     adapters.train_only(parameters)
-    queries = fresh_queries(adapters, examples)
+    queries = fresh_queries(adapters, examples, reader=reader)
     made = generate(adapters, examples, queries, range(5), layer=LAYER, gold_fraction=gold_fraction, seed="4")
     draws = [random.Random(f"4/{number}") for number in range(5)]
     drawn = [[draw.random() < gold_fraction for _ in range(made.mask_BK.shape[1])] for draw in draws]
-    slow = slow_loss(adapters, examples, lambda number, column: drawn[number][column])
+    slow = slow_loss(adapters, examples, lambda number, column: drawn[number][column], reader)
     torch.testing.assert_close(made.loss(), slow, atol=1e-5, rtol=1e-4)
     ours = torch.autograd.grad(made.loss(), list(parameters.values()), allow_unused=True)
     theirs = torch.autograd.grad(slow, list(parameters.values()), allow_unused=True)
@@ -56,6 +61,17 @@ def test_joint_loss_and_gradients_are_those_of_the_slow_version(theta: Theta, go
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("reader", [None, PHI])
+@torch.no_grad()
+def test_states_without_gradients_are_those_with_them(theta: Theta, reader: str | None) -> None:
+    examples, adapters = phi_examples(theta, 5), shaken(theta, PHI)
+    queries = fresh_queries(adapters, examples, reader=reader)
+    found = generate(adapters, examples, queries, range(5), layer=LAYER)
+    with torch.enable_grad():
+        expected = generate(adapters, examples, queries, range(5), layer=LAYER)
+    torch.testing.assert_close(found.errors(), expected.errors(), atol=1e-4, rtol=1e-3)
 
 
 def test_without_own_rollouts_every_input_stays_gold(llama: Theta) -> None:

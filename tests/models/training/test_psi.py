@@ -19,9 +19,9 @@ from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.training.checkpoints import save_checkpoint
 from ccot_cli.models.training.contexts import QueryContext
-from ccot_cli.models.training.end import end_loss
+from ccot_cli.models.training.end import end_loss, label_ends
 from ccot_cli.models.training.examples import PsiExample
-from ccot_cli.models.training.psi import HeldOut, PsiTraining, answer_loss
+from ccot_cli.models.training.psi import END_WEIGHT, HeldOut, PsiTraining, answer_loss
 
 # The answer's loss
 
@@ -94,6 +94,32 @@ def test_psi_learns_the_answers_and_the_rollouts_stay_constant(llama: Theta) -> 
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
     after = rolled_out(adapters, examples)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_phi_reads_the_query_above_l_with_the_weights_that_the_answer_teaches(theta: Theta) -> None:
+    adapters = shaken(theta, PHI, PSI)
+    examples = psi_examples(theta)[:1]
+    training = psi_training(adapters, examples, reader=PHI)
+    training.end_1W.data.normal_(generator=seeded(2))
+    parameters = {name: each for name, each in training.optimiser.parameters.items() if name != "end"}
+    found = torch.autograd.grad(training.part_loss([0], [0]), list(parameters.values()), allow_unused=True)
+    # The same in one pass after the other, with every weight of φ free to learn; those up to l must not.
+    adapters.train_only(adapters.parameters(PHI) | adapters.parameters(PSI))
+    [example], [inputs_KD] = examples, rolled_out(adapters, examples, reader=PHI)
+    sequence, _ = encode_query(adapters, [example.query], layer=LAYER, adapter=PHI)
+    sequence.extend(torch.ones(1, len(inputs_KD), dtype=torch.bool))
+    last_BKD = theta.blocks.run(theta.blocks.enter(inputs_KD[None], sequence), 0, theta.num_layers, sequence)
+    loss = answer_loss(adapters, sequence, [example.start], [example.answer])
+    loss = loss + END_WEIGHT * end_loss(training.end_1W, *label_ends(last_BKD.unbind(), [example.num_tokens]))
+    expected = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    taught = set()
+    for name, ours, theirs in zip(parameters, found, expected, strict=True):
+        assert (ours is None) == (theirs is None), name
+        if ours is not None and theirs is not None:
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+            taught.add(name)
+    assert taught >= set(adapters.parameters(PSI))
+    assert any(f".{PHI}." in name for name in taught)
 
 
 def test_in_bfloat16_psi_learns_what_it_learns_in_float32(make_theta: MakeTheta) -> None:

@@ -64,7 +64,7 @@ def contemplate(
 
     Args:
         adapters: θ with φ.
-        sequence: The query under θ; extended by K columns.
+        sequence: The query; extended by K columns.
         first_BD: z_0.
         layer: Autoregressive layer l, 1 <= l <= L.
         max_tokens: The cap h. A row ends earlier if the model's positions run out.
@@ -166,7 +166,7 @@ def replay(
 
     Args:
         adapters: θ with φ.
-        sequence: The query under θ; extended by K columns.
+        sequence: The query; extended by K columns.
         inputs_BKD: `Contemplation.inputs_BKD` of the rollout.
         mask_BK: True at tokens that exist.
         layer: l.

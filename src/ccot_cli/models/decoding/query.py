@@ -1,4 +1,4 @@
-"""Read queries under θ: their keys and values, and the state from which the first contemplation token starts.
+"""Read queries: their keys and values, and the state from which the first contemplation token starts.
 
 Dimensions: B batch, N query, D width.
 """

@@ -16,14 +16,14 @@ from ccot_cli.models.decoding.explanation import KeptTokens, explain, hidden_col
 from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.decoding.thoughts import GoldStates, read_thoughts
-from ccot_cli.models.methods.controls import Control, Replacement
+from ccot_cli.models.methods.controls import Control, Replacement, token_states
 from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prepared
 from ccot_cli.tensors.select import max_contemplation
 
 
 @dataclass
 class CcotMethod(AnswerMethod):
-    """Encodes the query under θ, generates contemplation tokens under φ until END, and answers under ψ."""
+    """Reads the query under θ, or φ, generates contemplation tokens under φ until END, and answers under ψ."""
 
     end: End
     draft: Draft
@@ -53,10 +53,22 @@ class CcotMethod(AnswerMethod):
     def name(self) -> str:
         return f"{self.info.name}, {self.control}" if self.control else self.info.name
 
+    @property
+    def reader(self) -> str | None:
+        """Adapter that reads the query; None is θ."""
+        return PHI if self.info.query_under == "phi" else None
+
+    def read(self, queries: list[list[int]]) -> tuple[CachedSequence, Tensor]:
+        """Read queries, and return their sequence and z_0, as `encode_query` does."""
+        return encode_query(self.adapters, queries, layer=self.info.autoregressive_layer, adapter=self.reader)
+
+    def token_states(self, queries: list[list[int]], tokens: Contemplation) -> Tensor:
+        """Run generated tokens again, for their states at every index: B, I, K, D."""
+        return token_states(self.adapters, queries, tokens, reader=self.reader)
+
     def prepare(self, queries: list[list[int]]) -> Prepared:
         clock = Clock(self.theta.device)
-        layer = self.info.autoregressive_layer
-        sequence, first_BD = encode_query(self.adapters, queries, layer=layer)
+        sequence, first_BD = self.read(queries)
         prefill = clock.lap()
         tokens = self.generate(sequence, first_BD)
         # The reference engine takes no short cuts. Under a control, ψ does not read these tokens, so a draft made from
@@ -65,7 +77,9 @@ class CcotMethod(AnswerMethod):
         draft_B = self.draft(tokens.final_BD) if uses_draft else None
         lower_BKD = tokens.lower_BKD
         if self.control:
-            sequence, lower_BKD = Replacement(self.adapters, layer, self.control)(queries, tokens)
+            sequence, lower_BKD = Replacement(self.adapters, self.info.autoregressive_layer, self.control, self.reader)(
+                queries, tokens
+            )
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
         contemplation = clock.lap()
         read = partial(read_thoughts, self.theta, self.end, tokens, self.gold) if self.reads_thoughts else None
@@ -84,7 +98,7 @@ class CcotMethod(AnswerMethod):
     @torch.no_grad()
     def kept_tokens(self, queries: list[list[int]]) -> list[KeptTokens]:
         """Generate contemplation tokens, and return what a decoder learns to read results from, for each query."""
-        sequence, first_BD = encode_query(self.adapters, queries, layer=self.info.autoregressive_layer)
+        sequence, first_BD = self.read(queries)
         num_query = sequence.mask_BS.shape[1]
         tokens = self.generate(sequence, first_BD)
         counts = tokens.num_tokens_B.tolist()
@@ -100,7 +114,7 @@ class CcotMethod(AnswerMethod):
         """Generate the contemplation tokens until END.
 
         Args:
-            sequence: The queries under θ; extended.
+            sequence: The queries; extended.
             first_BD: z_0.
         """
         return contemplate(

@@ -22,10 +22,16 @@ Control = Literal["zeroed", "shuffled", "noise", "untrained"]
 CONTROLS: tuple[Control, ...] = get_args(Control)
 
 
-def token_states(adapters: Adapters, queries: list[list[int]], tokens: Contemplation) -> Tensor:
-    """Run the inputs of generated tokens again, for their states at every index: B, I, K, D."""
+def token_states(
+    adapters: Adapters, queries: list[list[int]], tokens: Contemplation, *, reader: str | None = None
+) -> Tensor:
+    """Run the inputs of generated tokens again, for their states at every index: B, I, K, D.
+
+    Args:
+        reader: Adapter that reads the queries; None is θ.
+    """
     blocks = adapters.theta.blocks
-    sequence = read_query(adapters, queries)
+    sequence = read_query(adapters, queries, adapter=reader)
     adapters.use(PHI)
     sequence.extend(tokens.mask_BK)
     entered_BKD = blocks.enter(tokens.inputs_BKD, sequence)
@@ -40,6 +46,8 @@ class Replacement:
     layer: int
     """Autoregressive layer l."""
     kind: Control
+    reader: str | None = None
+    """Adapter that reads the queries; None is θ."""
 
     def __call__(self, queries: list[list[int]], tokens: Contemplation) -> tuple[CachedSequence, Tensor]:
         """Run the queries again and append the replacements of their tokens.
@@ -60,13 +68,13 @@ class Replacement:
             UsageError: if `shuffled` has a batch of one question.
         """
         blocks = self.adapters.theta.blocks
-        sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer)
+        sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer, adapter=self.reader)
         if self.kind == "untrained":
-            # The query has left θ's weights in use.
+            self.adapters.use(None)
             _, lower_BKD = blocks.feed_back(sequence, first_BD, tokens.mask_BK, layer=self.layer)
             blocks.run(lower_BKD, self.layer, blocks.num_layers, sequence)
             return sequence, lower_BKD
-        states_BIKD = self._replaced(token_states(self.adapters, queries, tokens), tokens.mask_BK)
+        states_BIKD = self._replaced(token_states(self.adapters, queries, tokens, reader=self.reader), tokens.mask_BK)
         sequence.extend(tokens.mask_BK)
         self.adapters.use(PHI)
         blocks.place(states_BIKD, sequence)

@@ -30,7 +30,7 @@ from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.thoughts import Thought
 from ccot_cli.models.methods.calibration import Calibration
-from ccot_cli.names import MethodName, parse_ratio
+from ccot_cli.names import MethodName, QueryUnder, parse_ratio
 
 METHOD_FILE = "method.json"
 
@@ -135,6 +135,8 @@ class MethodInfo:
     """l; 0 without a φ."""
     num_tokens: int = 0
     """Tokens between query and answer if their number is fixed, else 0."""
+    query_under: QueryUnder = "theta"
+    """Whose weights read the query before contemplation tokens."""
 
     def save(self, folder: Path) -> None:
         write_json(folder / METHOD_FILE, asdict(self))
@@ -153,6 +155,8 @@ class MethodInfo:
                 raise ValueError(f"there is no method {info.name!r}")
             if not all(type(count) is int and count >= 0 for count in (info.autoregressive_layer, info.num_tokens)):
                 raise ValueError("a number of layers or tokens is none")
+            if info.query_under not in get_args(QueryUnder):
+                raise ValueError(f"there are no weights {info.query_under!r}")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CorruptError(f"{folder / METHOD_FILE} cannot be read: {error}", fix=retrain_hint(folder)) from error
         return info

@@ -24,6 +24,7 @@ def patch(
     place: int,
     *,
     layer: int,
+    reader: str | None = None,
 ) -> CachedSequence:
     """Run the queries and their tokens again, with the donors' token at one place; those after it are generated anew.
 
@@ -34,12 +35,13 @@ def patch(
         donor_BIKD: The donors' states, from `token_states` of controls.py, with at least `place` + 1 tokens.
         place: Which token is replaced, from 0.
         layer: l.
+        reader: Adapter that reads the queries; None is θ.
 
     Returns:
         The sequence to answer from.
     """
     blocks = adapters.theta.blocks
-    sequence = read_query(adapters, queries)
+    sequence = read_query(adapters, queries, adapter=reader)
     adapters.use(PHI)
     if place:
         sequence.extend(tokens.mask_BK[:, :place])

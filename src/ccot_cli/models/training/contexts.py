@@ -124,9 +124,10 @@ class QueryContext:
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """The query under θ and its contemplation tokens: their stored inputs run through φ in one parallel pass.
+    """The query and its contemplation tokens: their stored inputs run through φ in one parallel pass.
 
-    φ's layers 1..l never learn; those above l do if `trains_above` is set (paper, section 4.2).
+    φ's layers 1..l never learn; those above l do if `trains_above` is set (paper, section 4.2), where they read the
+    query too if φ reads it.
     """
 
     adapters: Adapters

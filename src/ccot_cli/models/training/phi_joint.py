@@ -86,8 +86,7 @@ def generate(
     mask_BK = first_columns([len(rows) - 1 for rows in gold], device=theta.device)
     # z_0 .. z_K at index l. Token j, counted from 0, is fed z_j if its input is gold; token 0 always is.
     gold_inputs_BJD = gold_BJID[:, :, 0].to(theta.dtype)
-    sequence = queries.sequence(numbers)
-    num_query = sequence.mask_BS.shape[1]
+    sequence, first_BD = queries.encoded(numbers)
     inputs_BKD, lower_BKD = gold_inputs_BJD[:, :-1], None
     if gold_fraction < 1:
         is_gold_BK = (_draws(seed, numbers, mask_BK.shape[1]) < gold_fraction).to(theta.device)
@@ -96,18 +95,22 @@ def generate(
             """Choose what the token after `column` is fed: the gold state or φ's own, both of `column`."""
             return torch.where(is_gold_BK[:, column, None], gold_inputs_BJD[:, column + 1], own_BD)
 
+        rollout = sequence.copy()
         with torch.no_grad():
             adapters.use(PHI)
             inputs_BKD, lower_BKD = theta.blocks.feed_back(
-                sequence, gold_inputs_BJD[:, 0], mask_BK, layer=layer, instead=gold_or_own if gold_fraction else None
+                rollout, first_BD, mask_BK, layer=layer, instead=gold_or_own if gold_fraction else None
             )
+        if not torch.is_grad_enabled():
+            sequence = rollout
     # The parallel pass through layers 1..l is needed if there was no rollout, or if there was one but gradients are
     # wanted. Otherwise the rollout's states at index l are used, whose keys and values are in the cache already.
     if lower_BKD is None or torch.is_grad_enabled():
         # Call `use` again: under `no_grad` it may have installed merged weights, through which no gradient passes.
         adapters.use(PHI)
-        sequence.crop(num_query)  # forgets the rollout, if there was one
         sequence.extend(mask_BK)
+        # z_0 passes a gradient on if φ has read the query.
+        inputs_BKD = torch.cat([first_BD[:, None], inputs_BKD[:, 1:]], dim=1)
         lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
     # Layers above l are no part of the recurrence, so they run in parallel in every case. The loss reads every index.
     states = theta.blocks.run_each(lower_BKD, layer, theta.num_layers, sequence)

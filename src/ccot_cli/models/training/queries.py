@@ -1,4 +1,4 @@
-"""A data set's queries in training: run under θ at every use, or once into a file, because training never changes θ.
+"""A data set's queries in training: run at every use, or once into a file, because training never changes θ.
 
 Dimensions: B batch, Q queries, N query, H heads, C channels of a head, I all indices 0..L, D width.
 """
@@ -22,7 +22,7 @@ from ccot_cli.tensors.masks import pad_left
 
 
 class Queries(Protocol):
-    """A data set's queries under θ, ready to be continued."""
+    """A data set's queries, ready to be continued."""
 
     @property
     def queries(self) -> Sequence[list[int]]:
@@ -39,27 +39,36 @@ class Queries(Protocol):
 
 
 class FreshQueries(Queries):
-    """Queries that are run at every use, for models whose keys and values take too much space to be kept.
+    """Queries that are run at every use: under φ, or because their keys and values take too much space to be kept.
 
     Args:
         queries: Token ids by problem.
         layer: Autoregressive layer l, where z_0 is read.
+        adapter: Whose weights read the queries; None is θ. If they learn, gradients pass through.
         rounds: Whether to round as the file of `KeptQueries` does, so that what is learned does not depend on which
             of the two is used.
     """
 
-    def __init__(self, adapters: Adapters, queries: Sequence[list[int]], layer: int, *, rounds: bool = False) -> None:
-        self.adapters, self.layer, self._rounds = adapters, layer, rounds
+    def __init__(
+        self,
+        adapters: Adapters,
+        queries: Sequence[list[int]],
+        layer: int,
+        *,
+        adapter: str | None = None,
+        rounds: bool = False,
+    ) -> None:
+        self.adapters, self.layer, self._adapter, self._rounds = adapters, layer, adapter, rounds
         self._queries = queries
 
     @property
     def queries(self) -> Sequence[list[int]]:
         return self._queries
 
-    @torch.no_grad()
     def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
         queries = [self.queries[number] for number in numbers]
-        sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._adapter is not None):
+            sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer, adapter=self._adapter)
         if not self._rounds:
             return sequence, first_BD
         return CachedSequence.of(_rounded(sequence.kept()), sequence.mask_BS), _rounded(first_BD)
