@@ -7,7 +7,10 @@
     python examples/train_embedded.py --people gsm8k.jsonl --only card --test-people people.jsonl
 
 `--people` is GSM8K's training file, and `--test-people` a file of `research/people.py`. After an interruption, the same
-command resumes. Results go to src/ccot_cli/embedded/, the workspace with its logs to build/embedded/.
+command resumes. Results go to src/ccot_cli/embedded/, the workspace with its logs to build/embedded/. A stage that is
+finished there is not repeated, so any of them can be run on several cores first:
+
+    torchrun --nproc-per-node 2 -m ccot_cli train-phi -w build/embedded/methods --ratio 0.3
 """
 
 import json
@@ -48,7 +51,7 @@ from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
-PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 42_500
+PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 60_500
 NUM_RETELLINGS = 4
 """How often each problem of people that can be told with other numbers is."""
 NUM_DOMAIN_PROBLEMS = 50_000
@@ -64,25 +67,25 @@ GENERATOR_SEED = 40_000_000
 CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3}
 """What is changed of the generator's settings for the validation problems that confidence is calibrated on."""
 
-RATIOS = (Decimal("0.1"), Decimal("0.3"))
+RATIOS = (Decimal("0.3"), Decimal("0.1"))
 """Ratios of the methods; φ of the first one is trained from scratch, and the others start from it."""
 SETTINGS: dict[str, Any] = {
     "data.source": str(PROBLEMS_FILE.resolve()),
-    "data.limit": 42_000,
+    "data.limit": 60_000,
     "data.validation_limit": 500,
     "train_phi.lora_rank": 128,
     "train_phi.lora_alpha": 128,
-    "train_phi.taught_epochs": 3,
-    "train_phi.epochs": 7,
-    "train_psi.epochs": 6,
+    "train_phi.taught_epochs": 1,
+    "train_phi.epochs": 6,
+    "train_psi.epochs": 3,
     "train_psi.lora_rank": 64,
     "train_psi.lora_alpha": 64,
 }
 """What differs from the settings of `ccot init`, with which training takes minutes."""
-GOING_ON: dict[str, Any] = {"train_phi.taught_epochs": 0, "train_phi.epochs": 4}
-"""Settings of a φ that starts from another one."""
-FOR_BASELINES: dict[str, Any] = {"train_psi.epochs": 10}
-"""As many steps as φ that goes on and ψ have together."""
+GOING_ON: dict[str, Any] = {"train_phi.taught_epochs": 0, "train_phi.epochs": 3, "train_phi.learning_rate": 5e-3}
+"""Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
+FOR_BASELINES: dict[str, Any] = {"train_psi.epochs": 4}
+"""More steps than ψ has, fewer than φ and ψ have together: a step of `direct` runs the whole question."""
 SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct",)
 
 
