@@ -2,6 +2,7 @@
 
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --start src/ccot_cli/embedded
+    torchrun --nproc-per-node 2 examples/train_theta.py --people gsm8k.jsonl   # the first one, on two cores
 
 The first command begins with fresh weights; the second goes on from a trained model and keeps its tokenizer. After an
 interruption, the same command resumes. The model goes to src/ccot_cli/embedded/, checkpoints and logs to build/theta/.
@@ -16,6 +17,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +31,7 @@ from torch.nn.utils import parametrize
 from training_texts import Solved, read_people, renumbered, replaceable_stems, sums, with_new_words
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ccot_cli import ranks
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.data.families import WordProblem
 from ccot_cli.data.problems import Problem, split_solution
@@ -38,8 +41,9 @@ from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
-from ccot_cli.models.training.loop import write_lines
-from ccot_cli.models.training.optimiser import Muon
+from ccot_cli.models.training.loop import read_lines, write_lines
+from ccot_cli.models.training.optimiser import Muon, sum_of_ranks
+from ccot_cli.progress import Progress
 from ccot_cli.tensors.masks import pad_right
 
 BUILD_FOLDER = Path("build/theta")
@@ -269,16 +273,23 @@ class ThetaTraining:
         ]
 
     def train_on(self, ids_BT: Tensor, weight_BT: Tensor) -> tuple[float, float]:
-        """Take one step; return its loss and the weighted accuracy of the predicted tokens."""
+        """Take one step; return its loss and the weighted accuracy of the predicted tokens.
+
+        Of several ranks, each computes some of the rows.
+        """
+        total = weight_BT[:, 1:].sum()
+        ids_BT, weight_BT = (each_BT[ranks.rank() :: ranks.size()] for each_BT in (ids_BT, weight_BT))
         target_BT, weight_BT = ids_BT[:, 1:], weight_BT[:, 1:]
         has_loss_BT = weight_BT > 0
         with parametrize.cached(), torch.autocast("cpu", torch.bfloat16, enabled=self.in_bfloat16):
             vectors_VD = self.model.model.embed_tokens.weight
             hidden_BTD = self.model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
             logits_MV, target_M = F.linear(hidden_BTD[has_loss_BT], vectors_VD).float(), target_BT[has_loss_BT]
-        weight_M = weight_BT[has_loss_BT] / weight_BT.sum()
+        weight_M = weight_BT[has_loss_BT] / total
         loss = (F.cross_entropy(logits_MV, target_M, reduction="none") * weight_M).sum()
         loss.backward()  # type: ignore[no-untyped-call]
+        right = ((logits_MV.argmax(-1) == target_M) * weight_M).sum()
+        figures = sum_of_ranks(list(self.model.parameters()), [loss.item(), right.item()])
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         rise = min(1.0, (self.step + 1) / WARM_UP_STEPS)
         done = sum(phase.steps for phase in self.phases[: self.number]) + self.step
@@ -290,7 +301,7 @@ class ThetaTraining:
                 optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        return loss.item(), ((logits_MV.argmax(-1) == target_M) * weight_M).sum().item()
+        return figures[0], figures[1]
 
     @property
     def _state(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
@@ -325,13 +336,14 @@ def train_phase(
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
     training, num_steps = ThetaTraining(model, number, in_bfloat16), PHASES[number].steps
     checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
-    if checkpoint.exists():
+    if ranks.first(checkpoint.exists):
         training.resume(checkpoint)
     batches = Batches(encoder, number, people, first_step=training.step)
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    lines = ranks.first(lambda: read_lines(log) if log.exists() else [])
     lines = [line for line in lines if line["step"] <= training.step]
     seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
-    with TerminalProgress().task(f"θ, phase {number + 1}", total=num_steps, unit="steps") as advance:
+    progress = TerminalProgress() if ranks.rank() == 0 else Progress()
+    with progress.task(f"θ, phase {number + 1}", total=num_steps, unit="steps") as advance:
         advance(training.step)
         while training.step < num_steps:
             loss, accuracy = training.train_on(*batches.next())
@@ -339,8 +351,8 @@ def train_phase(
             if training.step % CHECKPOINT_STEPS == 0 or training.step == num_steps:
                 seconds = seconds_before + time.perf_counter() - started
                 lines.append({"step": training.step, "loss": loss, "right": accuracy, "seconds": seconds})
-                training.save(checkpoint)
-                write_lines(log, lines)
+                ranks.first(partial(training.save, checkpoint))
+                ranks.first(partial(write_lines, log, lines))
     return float(lines[-1]["seconds"])
 
 
@@ -356,14 +368,21 @@ def main(
     """Train tokenizer and model, and save them into the package, the model in bfloat16."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     problems = read_people(people)
-    if not (TOKENIZER_FOLDER / "tokenizer.json").exists():
-        made = PreTrainedTokenizerFast.from_pretrained(start) if start else make_tokenizer(problems)
-        made.save_pretrained(TOKENIZER_FOLDER)
+
+    def prepare() -> None:
+        if not (TOKENIZER_FOLDER / "tokenizer.json").exists():
+            made = PreTrainedTokenizerFast.from_pretrained(start) if start else make_tokenizer(problems)
+            made.save_pretrained(TOKENIZER_FOLDER)
+
+    ranks.first(prepare)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER_FOLDER)
     model, encoder = make_model(tokenizer), Encoder(tokenizer, Template())
     if start:
         load_weights(model, start)
     seconds = sum(train_phase(model, encoder, number, problems, in_bfloat16=bfloat16) for number in range(len(PHASES)))
+    ranks.leave()
+    if ranks.rank() > 0:
+        return
     tokenizer.save_pretrained(EMBEDDED_FOLDER)
     with_plain_vectors(model).bfloat16().save_pretrained(EMBEDDED_FOLDER)
     earlier = json.loads((start / RECORD_FILE).read_text()) if start else []

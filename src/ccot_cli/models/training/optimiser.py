@@ -102,6 +102,22 @@ def orthogonalise(matrices_NRC: Tensor, polynomial: tuple[float, float, float], 
     return x_NRC
 
 
+def sum_of_ranks(parameters: Sequence[nn.Parameter], figures: list[float]) -> list[float]:
+    """Replace this rank's gradients by the sum of all ranks'; return the sums of their figures, such as losses."""
+    if ranks.size() == 1:
+        return figures
+    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+    # A gradient that no rank has stays none, so that the optimiser leaves its parameter out as one process does.
+    others = gradients[0].new_tensor([*figures, *(float(each.grad is not None) for each in parameters)])
+    flat = torch.cat([*(each.flatten() for each in gradients), others])
+    ranks.add_up(flat)
+    *sums, others = torch.split(flat, [*(each.numel() for each in parameters), len(others)])
+    totals = others.tolist()
+    for parameter, total, count in zip(parameters, sums, totals[len(figures) :], strict=True):
+        parameter.grad = total.view_as(parameter).to(parameter.dtype) if count else None
+    return totals[: len(figures)]
+
+
 class Optimiser:
     """Takes a known number of steps over a fixed set of parameters.
 
@@ -197,23 +213,8 @@ class Optimiser:
         here = batch[ranks.rank() :: ranks.size()]
         while (loss := self._add_up(here, batch, part_loss)) is None:
             pass
-        return self._descend(self._sum_of_ranks(loss))
-
-    def _sum_of_ranks(self, loss: float) -> float:
-        """Replace this rank's gradients by the sum of all ranks'; return the sum of their losses."""
-        if ranks.size() == 1:
-            return loss
-        parameters = list(self.parameters.values())
-        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
-        # A gradient that no rank has stays none, so that the optimiser leaves its parameter out as one process does.
-        others = gradients[0].new_tensor([loss, *(float(each.grad is not None) for each in parameters)])
-        flat = torch.cat([*(each.flatten() for each in gradients), others])
-        ranks.add_up(flat)
-        *sums, others = torch.split(flat, [*(each.numel() for each in parameters), len(others)])
-        loss, *counts = others.tolist()
-        for parameter, total, count in zip(parameters, sums, counts, strict=True):
-            parameter.grad = total.view_as(parameter).to(parameter.dtype) if count else None
-        return loss
+        [loss] = sum_of_ranks(list(self.parameters.values()), [loss])
+        return self._descend(loss)
 
     def _descend(self, loss: float) -> float:
         """Take a step with the gradients that are in the parameters; return their loss."""

@@ -1,0 +1,52 @@
+"""The script that trains θ, on several ranks."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from ranks_running import on_ranks
+from torch.nn.utils import parameters_to_vector
+from transformers import PreTrainedTokenizerFast
+
+from ccot_cli import ranks
+from ccot_cli.data.prompts import Encoder, Template
+from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from examples.scripts import script
+
+PEOPLE = [
+    (f"Ana has {number} pens. She buys 2.", f"{number} + 2 = {number + 2}\n#### {number + 2}") for number in range(9)
+]
+
+
+@pytest.fixture
+def theta(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    theta = script("train_theta.py")
+    monkeypatch.setattr(theta, "BUILD_FOLDER", tmp_path)
+    monkeypatch.setattr(theta, "PHASES", (theta.Phase(3, 1, 0.0),))
+    monkeypatch.setattr(theta, "POOL_BATCHES", 1)
+    monkeypatch.setattr(theta, "CHECKPOINT_STEPS", 2)
+    return theta
+
+
+def test_ranks_learn_what_one_process_does(theta: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(EMBEDDED_FOLDER), Template())
+
+    def train() -> tuple[torch.Tensor, list[dict[str, float]]]:
+        model = theta.make_model(encoder.tokenizer, 32)
+        theta.train_phase(model, encoder, 0, PEOPLE, in_bfloat16=False)
+        lines = ranks.first(lambda: theta.read_lines(theta.BUILD_FOLDER / "theta-0.jsonl"))
+        return parameters_to_vector(model.parameters()).detach(), lines
+
+    first, second = on_ranks(2, train)
+    # What is there already is not trained again, whatever the weights were before.
+    resumed, lines = train()
+    monkeypatch.setattr(theta, "BUILD_FOLDER", tmp_path / "alone")
+    theta.BUILD_FOLDER.mkdir()
+    alone, expected = train()
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[0], resumed)
+    torch.testing.assert_close(first[0], alone, atol=1e-4, rtol=1e-3)
+    assert [line["step"] for line in lines] == [line["step"] for line in expected] == [2, 3]
+    for name in ("loss", "right"):
+        assert [line[name] for line in lines] == pytest.approx([line[name] for line in expected], rel=1e-3)
