@@ -63,7 +63,7 @@ def fresh_queries(
     adapters: Adapters, examples: Sequence[PsiExample | GoldExample], *, reader: str | None = None
 ) -> FreshQueries:
     """Run the examples' queries whenever they are asked for, under θ or the adapter that is named."""
-    return FreshQueries(adapters, [example.query for example in examples], LAYER, adapter=reader)
+    return FreshQueries(adapters, [example.query for example in examples], LAYER, reader=reader)
 
 
 def layerwise_config(**changes: Any) -> TrainPhiConfig:

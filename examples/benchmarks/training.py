@@ -142,9 +142,9 @@ class Bench:
         """Take the same gradient, with all layers of a token run before the next token."""
         numbers, theta = range(BATCH_SIZE), self.theta
         gold_BJID = torch.stack([self.examples[number].gold_JID for number in numbers])
-        sequence, state_BD = self.queries.encoded(numbers)
+        sequence = self.queries.sequence(numbers)
         self.adapters.use(PHI)
-        errors = []
+        state_BD, errors = gold_BJID[:, 0, self.layer], []
         for column in range(NUM_TOKENS):
             sequence.extend(torch.ones(BATCH_SIZE, 1, dtype=torch.bool))
             entered = theta.blocks.enter(state_BD[:, None], sequence)

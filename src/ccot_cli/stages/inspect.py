@@ -227,7 +227,7 @@ def _errors(
 ) -> tuple[list[list[float]], list[int]]:
     """Compute φ's mean scaled error on its own rollouts by index and token, and how many problems have each token."""
     layer = method.info.autoregressive_layer
-    queries = FreshQueries(method.adapters, [example.query for example in examples], layer, adapter=method.reader)
+    queries = FreshQueries(method.adapters, [example.query for example in examples], layer, reader=method.reader)
     sums, counts = list[Tensor](), list[Tensor]()
     with progress.task("φ's errors", total=len(examples), unit="problems") as advance:
         for numbers in _batches(len(examples)):

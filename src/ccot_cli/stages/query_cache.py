@@ -47,7 +47,7 @@ def open_queries(
         alike, so what is learned does not depend on the room on the disk.
     """
     if under == PHI:
-        return FreshQueries(adapters, queries, layer, adapter=PHI)
+        return FreshQueries(adapters, queries, layer, reader=PHI)
     path = ranks.first(lambda: _filled(workspace, source, adapters, queries, progress))
     if path is None:
         return FreshQueries(adapters, queries, layer, rounds=True)

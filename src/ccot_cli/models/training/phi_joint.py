@@ -86,7 +86,9 @@ def generate(
     mask_BK = first_columns([len(rows) - 1 for rows in gold], device=theta.device)
     # z_0 .. z_K at index l. Token j, counted from 0, is fed z_j if its input is gold; token 0 always is.
     gold_inputs_BJD = gold_BJID[:, :, 0].to(theta.dtype)
-    sequence, first_BD = queries.encoded(numbers)
+    sequence, own_BD = queries.encoded(numbers)
+    # The stored z_0 is θ's. If φ reads the query, z_0 is its own, through which gradients pass.
+    first_BD = gold_inputs_BJD[:, 0] if queries.reader is None else own_BD
     inputs_BKD, lower_BKD = gold_inputs_BJD[:, :-1], None
     if gold_fraction < 1:
         is_gold_BK = (_draws(seed, numbers, mask_BK.shape[1]) < gold_fraction).to(theta.device)
@@ -109,7 +111,7 @@ def generate(
         # Call `use` again: under `no_grad` it may have installed merged weights, through which no gradient passes.
         adapters.use(PHI)
         sequence.extend(mask_BK)
-        # z_0 passes a gradient on if φ has read the query.
+        # A rollout has no gradients, but z_0 may have one.
         inputs_BKD = torch.cat([first_BD[:, None], inputs_BKD[:, 1:]], dim=1)
         lower_BKD = theta.blocks.run(theta.blocks.enter(inputs_BKD, sequence), 0, layer, sequence)
     # Layers above l are no part of the recurrence, so they run in parallel in every case. The loss reads every index.

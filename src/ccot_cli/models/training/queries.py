@@ -29,6 +29,11 @@ class Queries(Protocol):
         """Token ids by problem."""
         ...
 
+    @property
+    def reader(self) -> str | None:
+        """Adapter that reads the queries; None is θ."""
+        return None
+
     def sequence(self, numbers: Sequence[int]) -> CachedSequence:
         """Return the sequence of these problems' queries, padded on the left."""
         return self.encoded(numbers)[0]
@@ -44,7 +49,7 @@ class FreshQueries(Queries):
     Args:
         queries: Token ids by problem.
         layer: Autoregressive layer l, where z_0 is read.
-        adapter: Whose weights read the queries; None is θ. If they learn, gradients pass through.
+        reader: Adapter that reads the queries; None is θ. If it learns, gradients pass through.
         rounds: Whether to round as the file of `KeptQueries` does, so that what is learned does not depend on which
             of the two is used.
     """
@@ -55,20 +60,24 @@ class FreshQueries(Queries):
         queries: Sequence[list[int]],
         layer: int,
         *,
-        adapter: str | None = None,
+        reader: str | None = None,
         rounds: bool = False,
     ) -> None:
-        self.adapters, self.layer, self._adapter, self._rounds = adapters, layer, adapter, rounds
+        self.adapters, self.layer, self._reader, self._rounds = adapters, layer, reader, rounds
         self._queries = queries
 
     @property
     def queries(self) -> Sequence[list[int]]:
         return self._queries
 
+    @property
+    def reader(self) -> str | None:
+        return self._reader
+
     def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
         queries = [self.queries[number] for number in numbers]
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self._adapter is not None):
-            sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer, adapter=self._adapter)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._reader is not None):
+            sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer, adapter=self._reader)
         if not self._rounds:
             return sequence, first_BD
         return CachedSequence.of(_rounded(sequence.kept()), sequence.mask_BS), _rounded(first_BD)
