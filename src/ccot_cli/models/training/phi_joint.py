@@ -86,9 +86,9 @@ def generate(
     mask_BK = first_columns([len(rows) - 1 for rows in gold], device=theta.device)
     # z_0 .. z_K at index l. Token j, counted from 0, is fed z_j if its input is gold; token 0 always is.
     gold_inputs_BJD = gold_BJID[:, :, 0].to(theta.dtype)
-    sequence, own_BD = queries.encoded(numbers)
+    sequence, read_BD = queries.encoded(numbers)
     # The stored z_0 is θ's. If φ reads the query, z_0 is its own, through which gradients pass.
-    first_BD = gold_inputs_BJD[:, 0] if queries.reader is None else own_BD
+    first_BD = gold_inputs_BJD[:, 0] if queries.reader is None else read_BD
     inputs_BKD, lower_BKD = gold_inputs_BJD[:, :-1], None
     if gold_fraction < 1:
         is_gold_BK = (_draws(seed, numbers, mask_BK.shape[1]) < gold_fraction).to(theta.device)
