@@ -19,6 +19,8 @@ PRESETS = (EMBEDDED, SMOLLM2, "gsm8k-llama2-7b")
 SETTINGS_FILE = "ccot.yaml"
 METRICS_FILE, PREDICTIONS_FILE = "metrics.json", "predictions.jsonl"
 """Of a kept evaluation."""
+OWN_TASK = "ccot_gsm8k"
+"""The task of lm-evaluation-harness that has the test problems of the settings."""
 ADAPTER_FILE, ADAPTER_CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 """An adapter's weights and its configuration, as PEFT saves them."""
 ENVIRONMENT_VARIABLE = "CCOT_WORKSPACE"

@@ -34,7 +34,7 @@ from ccot_cli.cli.options import (
 from ccot_cli.cli.plots import check_plot, draw_frontier, frontier
 from ccot_cli.cli.tables import Style, comparison_table, harness_table, render, tables_of
 from ccot_cli.errors import UsageError
-from ccot_cli.names import METRICS_FILE, PREDICTIONS_FILE
+from ccot_cli.names import METRICS_FILE, OWN_TASK, PREDICTIONS_FILE
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -142,12 +142,13 @@ def evaluate(
         "--thoughts": thoughts,
         "--min-confidence": min_confidence is not None,
     }
+    chosen: dict[str, object] = {"--data": data, "--steps": steps, "--seed": seed is not None}
     if compare:
         given |= {"--harness": harness, "--methods": methods, "--ratio": ratio, "--no-save": not save}
-        given |= {"--batch-size": batch_size, "--seed": seed is not None, "--engine": engine}
-        _refuse_without_effect("--compare", {**given, "--data": data, "--limit": limit, "--steps": steps})
+        given |= {"--batch-size": batch_size, "--limit": limit, "--engine": engine}
+        _refuse_without_effect("--compare", given | chosen)
     elif harness:
-        _refuse_without_effect("--harness", given)
+        _refuse_without_effect(f"--harness {harness}", given if harness == OWN_TASK else given | chosen)
     changes = {
         "model.device": device,
         "model.threads": threads,

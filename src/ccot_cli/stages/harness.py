@@ -21,12 +21,12 @@ from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.gold import GoldMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
+from ccot_cli.names import OWN_TASK
 from ccot_cli.progress import Progress
 from ccot_cli.stages.evaluate import problems_to_ask
 from ccot_cli.stages.methods import find_methods, needs_theta_alone
 from ccot_cli.workspace.workspace import Workspace
 
-OWN_TASK = "ccot_gsm8k"
 TASK_FILE = Path(__file__).with_suffix(".yaml")
 ANSWER_START = f"\n{ANSWER_LINE} "
 
