@@ -173,7 +173,8 @@ def ship_adapter(source: Path, target: Path) -> None:
     """Copy an adapter, in bfloat16."""
     target.mkdir(exist_ok=True)
     tensors = load_file(source / ADAPTER_FILE)
-    save_file({name: each.bfloat16() for name, each in tensors.items()}, target / ADAPTER_FILE)
+    with commit(target / ADAPTER_FILE) as part:
+        save_file({name: each.bfloat16() for name, each in tensors.items()}, part)
     # The base model's path on this machine is of no use elsewhere.
     config = json.loads((source / ADAPTER_CONFIG_FILE).read_text())
     write_json(target / ADAPTER_CONFIG_FILE, {**config, "base_model_name_or_path": None})

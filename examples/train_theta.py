@@ -39,7 +39,7 @@ from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import generate
-from ccot_cli.files import commit, write_json
+from ccot_cli.files import commit, set_usual_mode, write_json
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.models.training.loop import read_lines, write_lines
 from ccot_cli.models.training.optimiser import Muon, sum_of_ranks
@@ -385,6 +385,7 @@ def main(
         return
     tokenizer.save_pretrained(EMBEDDED_FOLDER)
     with_plain_vectors(model).bfloat16().save_pretrained(EMBEDDED_FOLDER)
+    set_usual_mode(EMBEDDED_FOLDER / "model.safetensors")
     earlier = json.loads((start / RECORD_FILE).read_text()) if start else []
     run = {"steps": sum(phase.steps for phase in PHASES), "seconds": seconds, "what": "as the script is now"}
     write_json(EMBEDDED_FOLDER / RECORD_FILE, [*earlier, run])
