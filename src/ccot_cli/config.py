@@ -395,8 +395,8 @@ def _unused(settings: Settings, stage: str) -> dict[str, set[str]]:
         return {"train_psi": {"unfreeze", "ends", "end_threshold"}}
     if stage == "train-phi" and settings.train_phi.schedule == "layerwise":
         return {"train_phi": {"taught_epochs"}}
-    if stage == "score" and settings.score.selector != "learned":
-        return {"score": {"scorer", "scorer_steps"}}
+    if stage == "score" and (selector := settings.score.selector) != "learned":
+        return {"score": {"scorer", "scorer_steps"} | ({"seed"} if selector != "random" else set())}
     return {}
 
 

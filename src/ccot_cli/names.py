@@ -53,7 +53,7 @@ BaselineName = Literal["direct", "cot", "pause", "filler", "coconut", "icot", "s
 MethodName = Literal["ccot", BaselineName]
 
 
-CCOT = "ccot"
+CCOT, GOLD = "ccot", "gold"
 USUAL_RATIO = Decimal("0.1")
 """Ratio that is asked for by default."""
 EMBEDDED_RATIO = Decimal("0.3")

@@ -132,7 +132,7 @@ def test_an_archive_holds_what_answering_needs_and_tells_nothing_of_this_machine
     assert not [(name, place) for name, each in contents.items() for place in places if place in each]
     card = contents["README.md"].decode()
     assert "| ccot | 0.1 | `train-psi/r0.10` |" in card
-    assert "## 4 test problems of `embedded`" in card
+    assert "## 4 problems of `embedded`, split `test`, seed 0\n" in card
     [result] = json.loads(contents["results.json"])
     assert {row["method"] for row in result["rows"]} == {"direct", "ccot", "cot"}
 

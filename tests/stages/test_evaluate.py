@@ -9,6 +9,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -164,6 +165,13 @@ def test_controls_that_would_leave_a_question_alone_are_refused_at_once() -> Non
         evaluate.run(None, settings, has_controls=True, progress=Progress())
 
 
+@pytest.mark.parametrize("asked", [{"has_controls": True}, {"min_confidence": 0.5}])
+def test_what_is_measured_of_ccot_alone_is_refused_without_it(asked: dict[str, Any]) -> None:
+    settings = override(Settings(), {"eval.limit": 5, "eval.batch_size": 4})
+    with pytest.raises(UsageError, match="is for ccot, which is not evaluated here"):
+        evaluate.run(None, settings, names=["direct", "cot"], progress=Progress(), **asked)
+
+
 def test_controls_and_baselines_have_rows_of_their_own(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()
@@ -233,6 +241,19 @@ def test_test_questions_that_are_too_long_are_left_out(make_run: MakeRun, tmp_pa
     write(900)
     with pytest.raises(UsageError, match="no question is short enough"):
         evaluate.run(run.workspace, run.settings, names=("direct",), progress=told)
+
+
+def test_what_reads_chains_is_asked_no_problem_whose_solution_is_too_long(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(family="gpt2", **{"data.test_source": str(tmp_path / "test.jsonl")})
+    run.precompute()
+    run.score()
+    run.train_baseline("gold")
+    solutions = ["3 + 4 = 7\n" * count + "#### 7" for count in (1, 200, 2)]
+    rows = [{"question": f"{number} pens?", "answer": solution} for number, solution in enumerate(solutions)]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for names, count in ((("gold",), 2), (("cot",), 3)):
+        result = evaluate.run(run.workspace, run.settings, names=names, saves=False, progress=Progress())
+        assert [row.n for row in result.rows] == [count]
 
 
 def test_an_evaluation_is_stale_once_other_test_problems_are_asked_for(make_run: MakeRun) -> None:

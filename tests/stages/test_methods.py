@@ -111,6 +111,34 @@ def test_a_stale_method_is_called_stale_without_its_ratio_too(make_run: MakeRun)
             methods.named("ccot", ratio)
 
 
+def test_a_method_is_stale_under_another_model_even_if_its_phi_is_gone(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    shutil.rmtree(run.workspace.folder(TRAIN_PHI))
+    assert find_methods(run.workspace, run.settings).named("ccot", None).ratio == RATIO
+    run.precompute(**{"model.answer_marker": " = "})
+    methods = find_methods(run.workspace, override(run.settings, {"model.answer_marker": " = "}), may_have_none=True)
+    for asked in (lambda: methods.named("ccot", None), lambda: methods.choose(["ccot"])):
+        with pytest.raises(MissingError, match=r"train-psi/r0\.10 of run is stale: precompute was made again"):
+            asked()
+
+
+def test_a_damaged_variant_of_a_sweep_is_nobody_elses_ratio(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.train_baseline("direct")
+    variant = run.workspace.folder(TRAIN_PSI, "r0.20-l4")
+    variant.mkdir(parents=True)
+    (variant / MANIFEST_FILE).write_text("{")
+    methods = find_methods(run.workspace, run.settings)
+    assert [*methods.unusable] == ["r0.20-l4"]
+    with pytest.raises(MissingError, match=r"no generator was trained for ratio 0\.1 "):
+        methods.find("ccot", None)
+
+
 @pytest.mark.parametrize("stage", [TRAIN_PSI, TRAIN_PHI, SCORE, TRAIN_BASELINE])
 def test_what_was_damaged_since_it_was_made_is_not_used(make_run: MakeRun, stage: str) -> None:
     run = make_run()

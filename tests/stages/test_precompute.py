@@ -84,6 +84,24 @@ def test_an_interrupted_precompute_that_goes_on_with_less_room_has_one_width(mak
     assert sorted(record.number for record in read_records(folder)) == list(range(126))
 
 
+@pytest.mark.parametrize("changes", [{"precompute.shard_megabytes": 64}, {"precompute.max_disk": 0.001}])
+def test_shards_that_an_interrupted_precompute_wrote_in_vain_are_forgotten(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+) -> None:
+    run = make_run(**{"precompute.shard_megabytes": 1, "data.limit": 240})
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(precompute, "_write_problems", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.precompute()
+    assert len(shard_paths(run.workspace.folder("precompute"))) > 1
+    assert run.precompute(**changes).num_shards == 1
+    assert not list(run.workspace.require("precompute").damaged())
+
+
 @pytest.mark.parametrize("stage", ["precompute", "score"])
 def test_a_lost_shard_is_no_smaller_data_set(make_run: MakeRun, stage: str) -> None:
     run = make_run(**{"precompute.shard_megabytes": 1, "data.limit": 120})

@@ -38,7 +38,10 @@ def test_own_problems_are_those_that_precompute_stored(make_run: MakeRun, tmp_pa
     unstored = {split: problems.run(run.workspace, run.settings, split, limit=50) for split in ("train", "validation")}
     assert [len(each) for each in unstored.values()] == [20, 4]
     run.precompute()
-    source.unlink()
+    of_another_seed = problems.run(run.workspace, run.settings, "train", limit=50, seed=3)
+    (tmp_path / "moved").mkdir()
+    moved = override(run.settings, {"data.source": str(source.rename(tmp_path / "moved" / source.name))})
+    assert problems.run(run.workspace, moved, "train", limit=50, seed=3) == of_another_seed
     # The workspace's own settings still name the embedded generator, as after `ccot precompute --data FILE`.
     for split, expected in unstored.items():
         assert problems.run(run.workspace, run.workspace.settings, split, limit=50) == expected

@@ -17,7 +17,7 @@ from ccot_cli.errors import BusyError
 from ccot_cli.models.training.loop import LOG_FILE, read_lines
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
-from ccot_cli.stages import evaluate, score, train_baseline, train_phi
+from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi
 from ccot_cli.workspace.lock import lock
 from stages.runs import MakeRun, Run, Told, tensors_of
 
@@ -129,6 +129,19 @@ def test_what_every_rank_has_written_serves_an_interrupted_precompute(make_run: 
     assert last.stat().st_mtime_ns == written
     assert content(last.parent) == content(whole.workspace.root / "precompute")
     assert sorted(path.name for path in last.parent.glob("*.json")) == ["manifest.json"]
+
+
+def test_what_a_rank_has_written_again_has_its_new_hash(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(**SEVERAL_SHARDS)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(precompute, "_write_problems", interrupt)
+        run.precompute(**{"precompute.shard_megabytes": 64})
+    assert on_ranks(2, lambda: run.precompute().num_shards > 1) == [True, True]
+    assert not list(run.workspace.require("precompute").damaged())
 
 
 def test_a_workspace_in_use_refuses_every_rank(make_run: MakeRun) -> None:

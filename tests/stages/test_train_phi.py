@@ -102,6 +102,9 @@ def test_phi_goes_on_from_the_phi_of_another_ratio(make_run: MakeRun) -> None:
     assert before.keys() == after.keys()
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
     assert run.workspace.state("train-phi", "r0.20", settings).name == "ready"
+    # What it was started from cannot start from it: it would be stale at once.
+    with pytest.raises(UsageError, match=r"train-phi/r0\.20 was itself trained from train-phi/r0\.10"):
+        train_phi.run(run.workspace, override(run.settings, {"train_phi.start": "0.2"}), RATIO, progress=Progress())
     # Another φ to start from makes what was started from it stale.
     run.train_phi()
     again = override(run.settings, {"train_phi.seed": 5})

@@ -99,6 +99,18 @@ def test_an_artifact_stays_in_use_until_another_takes_its_place(workspace: Works
     assert [path.name for path in workspace.root.glob("precompute*")] == ["precompute"]
 
 
+def test_a_manifest_without_files_stays_in_use_while_they_are_made_again(workspace: Workspace) -> None:
+    first = make(workspace)
+    for name in first.manifest.files:
+        first.path(name).unlink()
+    interrupt(workspace)
+    assert workspace.artifact("precompute") == first
+    second = make(workspace)
+    assert second.fingerprint == first.fingerprint
+    assert second.is_complete()
+    assert [path.name for path in workspace.root.glob("precompute*")] == ["precompute"]
+
+
 @pytest.mark.parametrize("removal", [1, 2, 3, 4])
 def test_a_kill_during_the_last_clean_up_leaves_nothing_for_good(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, removal: int

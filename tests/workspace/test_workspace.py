@@ -258,7 +258,7 @@ class TestRequire:
             workspace.require("eval", "2026-11-21-1")
 
     def test_a_changed_input_is_refused_and_a_changed_setting_is_not(self, workspace: Workspace) -> None:
-        other = override(workspace.settings, {"score.seed": 9})
+        other = override(workspace.settings, {"score.selector": "even"})
         artifact = make(workspace, "score", "r0.10", settings=other)
         assert workspace.state("score", "r0.10").name == "stale"
         assert workspace.require("score", "r0.10") == artifact

@@ -103,9 +103,11 @@ def _methods_table(methods: Sequence[Artifact]) -> str:
 
 
 def _result(result: Mapping[str, Any]) -> str:
-    rows = result["rows"]
+    rows, steps = result["rows"], result["steps"]
+    of_steps = "" if steps is None else f", {steps[0]} to {steps[1]} steps"
     return (
-        f"\n## {rows[0]['n']:,} test problems of {_code(result['data'])}\n\nExact match with 95 % Wilson intervals, the"
+        f"\n## {rows[0]['n']:,} problems of {_code(result['data'])}, split {_code(result['split'])}{of_steps}, seed"
+        f" {result['seed']}\n\nExact match with 95 % Wilson intervals, the"
         f" mean number of contemplation tokens, and exact match by number of steps (run {result['run']}).\n\n"
         f"{accuracies(rows)}\n"
     )

@@ -27,9 +27,9 @@ from ccot_cli.models.methods.controls import CONTROLS
 from ccot_cli.models.methods.loading import Traits, traits_of
 from ccot_cli.models.methods.method import Method, Reply, Seconds
 from ccot_cli.models.methods.prompting import PromptedMethod
-from ccot_cli.names import CCOT, EMBEDDED, EVAL, METRICS_FILE, PREDICTIONS_FILE
+from ccot_cli.names import CCOT, EMBEDDED, EVAL, GOLD, METRICS_FILE, PREDICTIONS_FILE
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import building
+from ccot_cli.stages.inputs import building, short_enough
 from ccot_cli.stages.methods import PROMPTING, LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
 from ccot_cli.stages.statistics import Proportion, calibration_error, mcnemar, wilson
 from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, verification
@@ -135,15 +135,16 @@ def run(
 
     Raises:
         MissingError: if a method or a ratio was not trained.
-        UsageError: if no test problems are named or left, or a batch of one question is too small for the controls.
+        UsageError: if no test problems are named or left, a batch of one question is too small for the controls, or
+            what is measured of CCoT alone is asked for without it.
         BusyError: if another process works on this workspace.
     """
     methods = find_methods(workspace, settings, may_have_none=needs_theta_alone(names, ratios))
     for error in methods.unusable.values():
         progress.say(f"left out: {error.message}; {error.fix}")
-    if is_tested_on_training(methods.data):
-        progress.say("warning: the test problems are those of training; name others with data.test_source or --data")
     loadable = methods.choose(names, ratios)
+    if all(each.name != CCOT for each in loadable):
+        _refuse_for_ccot_alone(has_controls, min_confidence)
     problems = problems_to_ask(methods, settings, settings.eval.limit, progress, loadable)
     fallback = None if min_confidence is None else methods.fallback()
     if has_controls and 1 in (settings.eval.batch_size, len(problems) % settings.eval.batch_size):
@@ -172,6 +173,15 @@ def run(
         return _save(build, result, predictions)
 
 
+def _refuse_for_ccot_alone(has_controls: bool, min_confidence: float | None) -> None:
+    """Refuse what is measured of CCoT alone, if that is not among the methods."""
+    for option, is_given in (("--controls", has_controls), ("--min-confidence", min_confidence is not None)):
+        if is_given:
+            raise UsageError(
+                f"{option} is for {CCOT}, which is not evaluated here", fix=f"leave it out, or add --method {CCOT}"
+            )
+
+
 def is_tested_on_training(data: DataConfig) -> bool:
     """Tell whether test problems come from the same file, or the same split of a data set, as those of training."""
     source = data.test_source or data.source
@@ -189,13 +199,18 @@ def problems_to_ask(
 ) -> list[Problem]:
     """Load the test problems, sorted by the length of the question, without those too long for the model.
 
+    It says so if they are those of training.
+
     Args:
         limit: Most problems; None for all.
-        loadable: Methods that will be asked. The prompts into which they put a question count too.
+        loadable: Methods that will be asked. The prompts into which they put a question count too, and the whole
+            solution if one of them reads it.
 
     Raises:
         UsageError: if no test problems are named, or none is left.
     """
+    if is_tested_on_training(methods.data):
+        progress.say("warning: the test problems are those of training; name others with data.test_source or --data")
     problems = load_test(methods.data, limit=limit, seed=settings.eval.seed, steps=settings.eval.steps)
     if (longest := methods.theta.longest_query) is not None:
         encoder, most = methods.theta.encoder, methods.theta.blocks.num_positions
@@ -207,6 +222,8 @@ def problems_to_ask(
             return len(encoder.query(question)) <= longest and all(most is None or len(each) < most for each in prompts)
 
         short = [problem for problem in problems if fits(problem.question)]
+        if any(each.name == GOLD for each in loadable):
+            short = short_enough(methods.theta, short)
         if len(short) < len(problems):
             progress.say(f"{len(problems) - len(short):,} questions are too long for the model: left out")
         if not short:

@@ -218,8 +218,13 @@ def _results(workspace: Workspace, methods: Sequence[Artifact]) -> list[dict[str
             artifact.check(METRICS_FILE)
             metrics = strict_json(artifact.path(METRICS_FILE).read_bytes())
             kept = {name: metrics[name] for name in ("rows", "batch_size", "device", "versions")}
-            data = _portable("data.source", metrics["data"])
-            found.append({"run": key, "inputs": artifact.manifest.inputs, "data": data, **kept})
+            data, asked = _portable("data.source", metrics["data"]), artifact.manifest.config
+            which = {
+                "split": asked["data"]["test_split"],
+                "seed": asked["eval"]["seed"],
+                "steps": asked["eval"]["steps"],
+            }
+            found.append({"run": key, "inputs": artifact.manifest.inputs, "data": data, **which, **kept})
     ours = [{**each, "rows": _rows(each, methods)} for each in found]
     return [each for each in ours if each["rows"]]
 

@@ -21,7 +21,7 @@ from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.gold import GoldMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
-from ccot_cli.names import OWN_TASK
+from ccot_cli.names import GOLD, OWN_TASK
 from ccot_cli.progress import Progress
 from ccot_cli.stages.evaluate import problems_to_ask
 from ccot_cli.stages.methods import find_methods, needs_theta_alone
@@ -139,8 +139,9 @@ def run(
         ResourceError: if the task's data cannot be reached.
     """
     methods = find_methods(workspace, settings, may_have_none=needs_theta_alone(names, ratios))
-    loadable = methods.choose(names, ratios)
     is_own = task == OWN_TASK
+    # The ceiling reads chains, which other tasks do not show; whoever names it is told so.
+    loadable = [each for each in methods.choose(names, ratios) if is_own or each.name != GOLD or GOLD in names]
     problems = problems_to_ask(methods, settings, settings.eval.limit, progress, loadable) if is_own else []
     # The harness's own tasks are thousands of files, which take it long to read.
     has_all = not is_own and not task.endswith(".yaml")

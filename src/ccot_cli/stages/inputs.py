@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ccot_cli import ranks
-from ccot_cli.config import WITHOUT_EFFECT, DataConfig, ModelConfig, Settings, by_dotted_name
+from ccot_cli.config import WITHOUT_EFFECT, ModelConfig, Settings, by_dotted_name
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.shards import read_records
 from ccot_cli.errors import CorruptError
@@ -22,7 +22,7 @@ from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
 from ccot_cli.models.selection.gold import GoldExample, fits, following_ids
 from ccot_cli.progress import Progress
 from ccot_cli.stages.problems import read_problems
-from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, has_moved
+from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, found_again
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
 
@@ -69,7 +69,7 @@ def building(
             folder = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
             build = replace(build, folder=Path(folder))
         yield build
-        for files in ranks.share(range(ranks.size()), lambda _: build.draft.files) if shares_folder else ():
+        for files in ranks.share(range(ranks.size()), lambda _: build.made) if shares_folder else ():
             build.remember(files)
     ranks.first(lambda: None)
 
@@ -82,7 +82,7 @@ def recorded_model(settings: Settings, source: Artifact) -> dict[str, Any]:
     recorded = dict(source.manifest.config["model"])
     for name in ("name", "adapter"):
         then, now = recorded.get(name), getattr(settings.model, name)
-        recorded[name] = now if _lies_elsewhere(then, now) else then
+        recorded[name] = found_again(then, now)
     return recorded
 
 
@@ -101,31 +101,6 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
             fix="put the model back, or run 'ccot precompute' again",
         )
     return theta
-
-
-def recorded_data(settings: Settings, source: Artifact, changes: Mapping[str, Any]) -> DataConfig:
-    """Return where the problems of `precompute` came from; a file that has moved is found by its new name.
-
-    Args:
-        source: The artifact of `precompute`.
-        changes: Settings of `data` that are others here.
-
-    Raises:
-        CorruptError: if another version of ccot recorded them.
-    """
-    recorded = dict(source.manifest.config["data"])
-    for name in ("source", "validation_source"):
-        then, now = recorded.get(name), getattr(settings.data, name)
-        recorded[name] = now if _lies_elsewhere(then, now) else then
-    return source.read_as(DataConfig, {**recorded, **changes})
-
-
-def _lies_elsewhere(then: str | None, now: str | None) -> bool:
-    """Tell whether what was in one place is in another one now."""
-    if then is None or now is None:
-        return False
-    is_still_there = Path(then).is_absolute() and Path(then).exists()  # A relative one comes from an archive.
-    return has_moved(then, now) and Path(now).exists() and not is_still_there
 
 
 def load_unchanged_theta(source: Artifact, recorded: Mapping[str, Any]) -> Theta | None:

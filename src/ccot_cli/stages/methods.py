@@ -1,5 +1,6 @@
 """Find the trained methods of a workspace, or those of the embedded model, and load them."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -7,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_args
 
-from ccot_cli.config import TEST_SETTINGS, DataConfig, Settings
+from ccot_cli.config import DataConfig, Settings
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.errors import BusyError, CcotError, MissingError, UsageError
 from ccot_cli.models.base.adapters import DECODER, Adapters, have_room_to_merge
@@ -31,7 +32,8 @@ from ccot_cli.names import (
     parse_ratio,
     ratio_name,
 )
-from ccot_cli.stages.inputs import load_matching_theta, recorded_data
+from ccot_cli.stages.inputs import load_matching_theta
+from ccot_cli.stages.problems import recorded_data
 from ccot_cli.workspace.artifact import Artifact, read_whole
 from ccot_cli.workspace.workspace import Workspace
 
@@ -40,6 +42,8 @@ ALL = "all"
 COT = "cot"
 _BASELINE_AT = {Decimal(0): "direct", Decimal(1): COT}
 """The baseline that a ratio stands for."""
+_RATIO_KEY = re.compile(r"r(\d+\.\d+)")
+"""Key of CCoT at a ratio, as `ratio_name` writes it."""
 Read = TypeVar("Read")
 PROMPTING: tuple[PromptingName, ...] = get_args(PromptingName)
 
@@ -284,11 +288,11 @@ class Methods:
     @property
     def _unusable_ratios(self) -> list[Decimal]:
         """Ratios of CCoT that were trained, but are stale or damaged now."""
-        return [parse_ratio(key[1:]) for key in self.unusable if key[1:2].isdigit()]
+        return [parse_ratio(found[1]) for key in self.unusable if (found := _RATIO_KEY.fullmatch(key))]
 
     def _untrained_name(self, name: str, ratios: Sequence[Decimal], entries: Sequence[LoadableMethod]) -> CcotError:
         for key, error in self.unusable.items():
-            if key == name or key.startswith(f"{name}-r"):
+            if key == name or key.startswith(f"{name}-r") or (name == CCOT and _RATIO_KEY.fullmatch(key)):
                 return error
         trained = ", ".join(sorted({f"{each.name} {each.ratio:f}" for each in entries}))
         train = self._command(*(["train-psi"] if name == CCOT else ["train-baseline", name]))
@@ -392,8 +396,7 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     places = [(each.manifest, workspace.folder(each.manifest.stage, each.manifest.key)) for each in own]
     folders = {Decimal(str(each.summary["ratio"])): place for each, place in places if each.stage == TRAIN_PSI}
     theta = load_matching_theta(settings, source)
-    test_settings = {name: getattr(settings.data, name) for name in TEST_SETTINGS}
-    data = recorded_data(settings, source, test_settings)
+    data = recorded_data(settings, source, {})
     baselines = {str(each.key): place for each, place in places if each.stage == TRAIN_BASELINE}
     return Methods(
         theta,

@@ -1,5 +1,6 @@
 """A trained adapter that a training goes on from, instead of a new one."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import sha256_of
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.names import ADAPTER_FILE, TRAIN_PHI, parse_ratio, ratio_name
+from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace
 
 
@@ -32,7 +34,7 @@ def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | 
 
     Raises:
         MissingError: if there is no such φ.
-        UsageError: if it is the one to be trained.
+        UsageError: if it is the one to be trained, or was trained from that.
         CorruptError: if its artifact is damaged.
     """
     if config.start is None:
@@ -51,8 +53,23 @@ def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | 
             fix=f"train it, or name another ({usable}) or an adapter's folder",
         )
     artifact = workspace.require(TRAIN_PHI, start_key)
+    if f"{TRAIN_PHI}/{key}" in _starts(workspace, artifact):
+        # What is trained now would be stale at once: its start was made from what it replaces.
+        raise UsageError(
+            f"{artifact.name} was itself trained from {TRAIN_PHI}/{key}, which would be replaced",
+            fix="name another start, or none, in train_phi.start",
+        )
     artifact.check()
     return Start(artifact.name, artifact.fingerprint, artifact.path(PHI), artifact.name)
+
+
+def _starts(workspace: Workspace, artifact: Artifact | None) -> Iterator[str]:
+    """Yield the name of each φ that an artifact, or what it starts from, was trained from."""
+    for name in artifact.manifest.inputs if artifact else ():
+        stage, _, key = name.partition("/")
+        if stage == TRAIN_PHI:
+            yield name
+            yield from _starts(workspace, workspace.artifact(stage, key))
 
 
 def find_psi(config: TrainPsiConfig, target: Path) -> Start | None:

@@ -298,9 +298,10 @@ def _refuse_mixed(settings: Settings, names: Sequence[str]) -> None:
 def _refuse_useless(settings: Settings, grid: Mapping[str, Sequence[Any]], grid_cells: Sequence[Cell]) -> None:
     """Refuse to vary a setting on which no cell depends, such as how much memory a stage takes."""
     for name, values in grid.items():
-        has_effect = name in DIMENSIONS or any(name in cell.differing for cell in grid_cells)
-        if not has_effect and {*values} != {_get(settings, name)}:
-            raise UsageError(f"{name} changes no result of this sweep", fix=f"leave out --vary {name}=…")
+        has_effect = any(name in cell.differing for cell in grid_cells)
+        if values and not has_effect and {*values} != {_get(settings, _dimension(name).settings[0])}:
+            option = f"--{name}" if name in DIMENSIONS else f"--vary {name}=…"
+            raise UsageError(f"{name} changes no result of this sweep", fix=f"leave out {option}")
 
 
 def _train(

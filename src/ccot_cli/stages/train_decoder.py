@@ -16,7 +16,7 @@ from ccot_cli.config import Settings, stage_config
 from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import LoadedProblems, Problem, load_training
 from ccot_cli.models.base.adapters import DECODER, Adapters
-from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.base.memory import shared_parts
 from ccot_cli.models.decoding.explanation import KeptTokens, opening, results_line, told_to_write
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.loading import load_method
@@ -28,8 +28,8 @@ from ccot_cli.models.training.psi import HeldOut, PsiTraining
 from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.explanations import measure_explanations
-from ccot_cli.stages.inputs import building, load_matching_theta, ready_result, recorded_data, short_enough
-from ccot_cli.stages.problems import digest, stored_problems
+from ccot_cli.stages.inputs import building, load_matching_theta, ready_result, short_enough
+from ccot_cli.stages.problems import digest, recorded_data, stored_problems
 from ccot_cli.stages.start import attach, find_psi, start_inputs
 from ccot_cli.stages.validation import MOST_JUDGED, ask, caps, is_right
 from ccot_cli.workspace.artifact import ArtifactSpec
@@ -191,10 +191,9 @@ def _lessons(
         return list(zip(batch, stored, strict=True))
 
     with progress.task("contemplation tokens", total=len(problems), unit="problems") as advance:
-        for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
-            for part in parts:
-                found.update(part)
-                advance(len(part))
+        for part in shared_parts(batches, run):
+            found.update(part)
+            advance(len(part))
     end, most = encoder.tokenizer.eos_token_id, theta.blocks.num_positions
     lessons = list[tuple[PsiExample, KeptTokens]]()
     for number, (each, result) in enumerate(zip(encoded, encoded_results, strict=True)):

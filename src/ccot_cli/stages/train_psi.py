@@ -89,7 +89,8 @@ def run(
     key = ratio_name(ratio) + variant
     source = workspace.require(PRECOMPUTE)
     phi = workspace.require(TRAIN_PHI, generator or key)
-    inputs = {workspace.input_name(phi, key): phi.fingerprint}
+    # `precompute` is one of φ's inputs already, but φ may be gone, and answering reads the model of `precompute`.
+    inputs = {PRECOMPUTE: source.fingerprint, workspace.input_name(phi, key): phi.fingerprint}
     start = find_psi(settings.train_psi, workspace.folder(TRAIN_PSI, key))
     inputs |= start_inputs(start)
     spec = ArtifactSpec(TRAIN_PSI, key, stage_config(settings, TRAIN_PSI), inputs, tuple(overrides))
@@ -151,7 +152,8 @@ class _Job:
         if not self._has_late_ends:
             return context, examples
         last = token_states(context, self._rollout_examples, batch_size=self._forward_size)[1]
-        late_ends = LateEnds(last, [each.num_tokens for each in examples], seed=config.seed)
+        counts = [each.num_tokens for each in examples]
+        late_ends = LateEnds(last, counts, threshold=config.end_threshold, seed=config.seed)
 
         def by_epoch(epoch: int) -> list[PsiExample]:
             counts = late_ends(epoch)

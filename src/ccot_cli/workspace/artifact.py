@@ -307,6 +307,14 @@ def has_moved(then: str | None, now: str | None) -> bool:
     return then is not None and now is not None and Path(then).name == Path(now).name
 
 
+def found_again(then: str | None, now: str | None) -> str | None:
+    """Return the path that a manifest records, or the present one, if what lay there has moved to it since."""
+    if then is None or now is None:
+        return then
+    is_still_there = Path(then).is_absolute() and Path(then).exists()  # A relative one comes from an archive.
+    return now if has_moved(then, now) and Path(now).exists() and not is_still_there else then
+
+
 def differing_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings whose values differ, as (then, now) by dotted name, sorted."""
     before, after = by_dotted_name(then), by_dotted_name(now)

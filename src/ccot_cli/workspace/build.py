@@ -37,6 +37,8 @@ class Build:
     summary: dict[str, Any] = field(default_factory=dict)
     """Figures for `status`, which the stage fills in."""
     draft_file: str = BUILDING_FILE
+    made: dict[str, FileRecord] = field(default_factory=dict)
+    """Files that this process has made and hashed early."""
     _scratch: list[Path] = field(default_factory=list)
     _hashes: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict)
     """Stamp and hash of files that were hashed early."""
@@ -46,7 +48,7 @@ class Build:
 
         Each writes its hashes into a draft of its own; an attempt that resumes reads all of them.
         """
-        return replace(self, draft_file=f"{Path(BUILDING_FILE).stem}-{number}.json") if number else self
+        return replace(self, draft_file=f"{Path(BUILDING_FILE).stem}-{number}.json", made={}) if number else self
 
     def hash_early(self, path: Path) -> None:
         """Hash a finished file while others are still being made, so that `finish` need not read it.
@@ -56,7 +58,7 @@ class Build:
         stamp = _stamp(path)  # Taken first, so that a change during the reading shows.
         self._hashes[path] = stamp, sha256_of(path)
         name = path.relative_to(self.folder).as_posix()
-        self.draft.files[name] = FileRecord(sha256=self._hashes[path][1], size=stamp[1])
+        self.draft.files[name] = self.made[name] = FileRecord(sha256=self._hashes[path][1], size=stamp[1])
         write_json(self.folder / self.draft_file, self.draft.model_dump(mode="json"))
 
     def drop_unknown(self) -> None:

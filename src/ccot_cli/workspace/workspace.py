@@ -322,8 +322,9 @@ class Workspace:
             damaged = [path for path, _ in old.damaged()] if old and is_same else []
             # What was interrupted before its manifest was written may be beside the folder.
             is_beside = old is None and replacement_folder(folder).exists()
-            # Only what is damaged is made again where it is; anything else stays in use until the new one is whole.
-            is_in_place = bool(damaged) or (old is None and not is_beside)
+            # Only what is damaged is made again where it is; anything else stays in use until the new one is whole,
+            # and so does a manifest without files, as an imported workspace has it.
+            is_in_place = not is_beside if old is None else bool(damaged) and not old.is_bare()
             build_folder = folder if is_in_place else replacement_folder(folder)
             if useless := self._useless_work(spec):
                 say(useless)

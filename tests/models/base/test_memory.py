@@ -16,6 +16,18 @@ def test_torch_s_own_word_for_too_little_memory_is_known() -> None:
     assert not is_out_of_memory(RuntimeError("shapes differ"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "MPS backend out of memory (MPS allocated: 1 GB)",
+    ],
+)
+def test_so_are_those_of_drivers_and_libraries(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(text))
+
+
 def test_a_container_s_memory_counts_and_not_the_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max", tmp_path / "not there"))
     (tmp_path / "memory.max").write_text("max\n")

@@ -72,7 +72,7 @@ def test_ends_are_as_often_late_as_ends_own_and_never_early() -> None:
         + 0.7 * torch.randn(count + MOST_EXTRA, 2, generator=generator)
         for count in counts
     ]
-    ends = LateEnds(states, counts, seed=0)
+    ends = LateEnds(states, counts, threshold=0.0, seed=0)
     assert ends(0) == ends(0)
     assert ends(0) != ends(1)
     assert all(count <= drawn <= count + MOST_EXTRA for drawn, count in zip(ends(0), counts, strict=True))
@@ -91,12 +91,20 @@ def test_ends_are_as_often_late_as_ends_own_and_never_early() -> None:
     assert found == pytest.approx(expected.tolist(), rel=0.1)
 
 
+def test_a_stricter_end_misses_more() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = [2] * 200
+    states = [torch.tensor([[0.0], [1.0], [1.0], [1.0]]) + torch.randn(4, 1, generator=generator) for _ in counts]
+    late = [sum(end > 2 for end in LateEnds(states, counts, threshold=each, seed=0)(0)) for each in (0.0, 1.0, 2.0)]
+    assert late[0] + 20 < late[1] < late[2] - 5
+
+
 def test_ends_that_are_certain_are_the_true_ones() -> None:
     counts = [1 + number % 4 for number in range(80)]
     states = [
         torch.tensor([[float(column == count - 1), 1.0] for column in range(count + MOST_EXTRA)]) for count in counts
     ]
-    assert LateEnds(states, counts, seed=0)(0) == counts
+    assert LateEnds(states, counts, threshold=0.0, seed=0)(0) == counts
 
 
 def test_ends_are_drawn_from_an_end_that_was_fitted_on_other_problems() -> None:
@@ -106,10 +114,10 @@ def test_ends_are_drawn_from_an_end_that_was_fitted_on_other_problems() -> None:
     states = [torch.randn(2 + MOST_EXTRA, 200, generator=generator) for _ in counts]
     end = fit_logistic(*label_ends(states, counts))
     assert all((end.logits(each) > 0).tolist()[:2] == [False, True] for each in states)
-    ends = LateEnds(states, counts, seed=0)
+    ends = LateEnds(states, counts, threshold=0.0, seed=0)
     assert sum(drawn > 2 for epoch in range(10) for drawn in ends(epoch)) > 20
 
 
 def test_a_single_problem_has_late_ends_too() -> None:
     states = [torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]])]
-    assert LateEnds(states, [2], seed=0)(0) == [2]
+    assert LateEnds(states, [2], threshold=0.0, seed=0)(0) == [2]

@@ -3,11 +3,14 @@
 import json
 from dataclasses import asdict
 
-from conftest import shaken
+import pytest
+import torch
+from conftest import MakeTheta, shaken
 from trainers import LAYER, fresh_queries, phi_examples
 
 from ccot_cli.config import TrainPhiConfig
 from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.training import phi_report
 from ccot_cli.models.training.phi_report import PhiJudge
 
 
@@ -30,6 +33,16 @@ def test_the_probe_reads_gold_states_and_not_those_of_an_untrained_generator(lla
     assert len(report.position_errors) == 4
     assert report.loss > 0.5
     assert len(report.norms) == 5
+
+
+def test_embeddings_are_as_long_as_the_model_reads_them(make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phi_report, "MOST_IDS", 7)
+    gemma = make_theta("gemma2")
+    examples = phi_examples(gemma, 6)
+    adapters, config = shaken(gemma), TrainPhiConfig(autoregressive_layer=LAYER, batch_size=8)
+    report = PhiJudge(adapters, examples, examples, fresh_queries(adapters, examples), config).report()
+    entered = gemma.model(torch.arange(gemma.model.config.vocab_size)[None], output_hidden_states=True).hidden_states[0]
+    assert report.norms[0] == pytest.approx(float(entered.norm(dim=-1).mean()), rel=1e-4)
 
 
 def test_without_a_number_to_announce_nothing_is_read(llama: Theta) -> None:

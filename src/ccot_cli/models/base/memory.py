@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from ccot_cli import ranks
 from ccot_cli.errors import ResourceError
 
 Item = TypeVar("Item")
@@ -32,6 +33,19 @@ def in_parts(items: Sequence[Item], run: Callable[[Sequence[Item]], Result]) -> 
     yield from in_parts(items[half:], run)
 
 
+def shared_parts(batches: Sequence[Sequence[Item]], run: Callable[[Sequence[Item]], Result]) -> Iterator[Result]:
+    """Deal batches out to the ranks, and run each in parts if it does not fit into memory.
+
+    Yields:
+        The results of all parts, in the order of the batches, on every rank.
+
+    Raises:
+        ResourceError: if a single item does not fit.
+    """
+    for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
+        yield from parts
+
+
 def _attempt(items: Sequence[Item], run: Callable[[Sequence[Item]], Result]) -> Result | None:
     """Return the result, or None if memory did not suffice; then the memory of the attempt is free again."""
     try:
@@ -50,10 +64,11 @@ def is_out_of_memory(error: Exception) -> bool:
     """Decide whether an error means that memory did not suffice."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # On a CPU torch raises a plain RuntimeError, with the first text on Windows and the second on Linux.
-    return any(words in str(error) for words in ("not enough memory", "can't allocate memory"))
+    # These are plain RuntimeErrors: on a CPU, of Windows and of Linux, and of a GPU's driver and libraries.
+    return any(words in str(error) for words in OUT_OF_MEMORY)
 
 
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 USABLE_FRACTION = 0.5
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files in which cgroup v2 and v1 state a container's limit, in bytes."""

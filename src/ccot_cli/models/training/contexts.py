@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ccot_cli import ranks
 from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
-from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.base.memory import shared_parts
 from ccot_cli.models.decoding.explanation import KeptTokens, append_told, hidden_columns
 from ccot_cli.models.decoding.phi import contemplate, replay
 from ccot_cli.models.decoding.query import read_query
@@ -64,9 +63,8 @@ def roll_out(
         return [(number, tokens.inputs_BKD[row, : num_tokens[number]].clone()) for row, number in enumerate(batch)]
 
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
-        for rollouts in parts:
-            yield from rollouts
+    for rollouts in shared_parts(batches, run):
+        yield from rollouts
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Context(Protocol):
     @property
     def trained(self) -> dict[str, nn.Parameter]:
         """Parameters that learn together with ψ, by name."""
-        ...
+        return {}
 
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         """Run everything before the answers of a batch.
@@ -100,14 +98,10 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True)
-class QueryContext:
+class QueryContext(Context):
     """The query under ψ itself, which is plain fine-tuning; subclasses append further tokens under ψ."""
 
     adapters: Adapters
-
-    @property
-    def trained(self) -> dict[str, nn.Parameter]:
-        return {}
 
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         sequence = read_query(self.adapters, [example.query for example in batch], adapter=PSI)
@@ -152,7 +146,7 @@ class RolloutContext:
 
 
 @dataclass(frozen=True)
-class TokensContext:
+class TokensContext(Context):
     """Contemplation tokens as they were generated, with their queries hidden, and what else the decoder is told.
 
     Nothing that the tokens depend on learns. So what they have left in the cache is constant, and is kept.
@@ -163,10 +157,6 @@ class TokensContext:
     """Token ids by problem."""
     kept: Sequence[KeptTokens]
     """By problem."""
-
-    @property
-    def trained(self) -> dict[str, nn.Parameter]:
-        return {}
 
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Prefix:
         theta, (heads, channels) = self.adapters.theta, self.adapters.theta.blocks.heads
@@ -186,17 +176,13 @@ class TokensContext:
 
 
 @dataclass(frozen=True)
-class GoldContext:
+class GoldContext(Context):
     """The query under θ and gold states, which a perfect φ would generate (paper, section 3.2)."""
 
     adapters: Adapters
     queries: Queries
     gold: Sequence[Tensor]
     """z_0 .. z_k of every problem at every index: 1 + k, L + 1, D."""
-
-    @property
-    def trained(self) -> dict[str, nn.Parameter]:
-        return {}
 
     @torch.no_grad()
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Prefix:
@@ -235,7 +221,6 @@ def token_states(
 
     lengths = [len(query) for query in context.queries.queries]
     batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    shared = ranks.share(batches, lambda batch: [*in_parts(batch, run)])
-    states = dict(numbered for parts in shared for part in parts for numbered in part)
+    states = dict(numbered for part in shared_parts(batches, run) for numbered in part)
     lower, last = zip(*(states[number] for number in range(len(examples))), strict=True)
     return [*lower], [*last]

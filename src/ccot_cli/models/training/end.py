@@ -80,10 +80,11 @@ class LateEnds:
     Args:
         states: Raw states at index L of each problem's tokens, up to `MOST_EXTRA` after its k-th: K, D.
         counts: k of each problem.
+        threshold: The logit that END has to exceed to stop.
         seed: Seed of the draws.
     """
 
-    def __init__(self, states: Sequence[Tensor], counts: Sequence[int], *, seed: int) -> None:
+    def __init__(self, states: Sequence[Tensor], counts: Sequence[int], *, threshold: float, seed: int) -> None:
         self._counts, self._seed = counts, seed
         self._chances: list[list[float]] = [[] for _ in states]
         """By problem and token, the probability that END stops there."""
@@ -91,7 +92,7 @@ class LateEnds:
             # A single problem has no other half.
             others = range(1 - half, len(states), 2) or range(len(states))
             tokens = label_ends([states[number] for number in others], [counts[number] for number in others])
-            rule = fit_logistic(*tokens)
+            rule = fit_logistic(*tokens).stricter(threshold)
             for number in range(half, len(states), 2):
                 self._chances[number] = rule.logits(states[number]).sigmoid().tolist()
 

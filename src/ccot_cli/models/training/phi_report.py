@@ -10,22 +10,24 @@ V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ccot_cli import ranks
 from ccot_cli.config import TrainPhiConfig
 from ccot_cli.models.base.adapters import Adapters
-from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.base.memory import shared_parts
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import GoldExample
-from ccot_cli.models.training.phi_joint import Generated, generate
+from ccot_cli.models.training.phi_joint import generate
 from ccot_cli.models.training.queries import Queries
 from ccot_cli.tensors.probes import Probe, fit_probe
 
 MOST_EXAMPLES = 4000
 """Training problems on which the probes are fitted, at most."""
+MOST_IDS = 4096
+"""Embeddings that are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,17 @@ class PhiReport:
         return sum(self.losses) / len(self.losses)
 
 
-def _find_numbers(theta: Theta, examples: Sequence[GoldExample]) -> Tensor:
-    """Find the tokens whose text has digits, among those that follow a kept one: V.
+class _RolledOut(NamedTuple):
+    """What the report reads of a batch's rollouts; the tokens of all problems come one after the other."""
 
-    The decoded text counts, because the name of a byte token, such as `<0x0A>`, may have digits too.
-    """
-    is_number_V = torch.zeros(theta.model.config.vocab_size, dtype=torch.bool)
-    for token in {token for example in examples for token in example.next_K.tolist()}:
-        is_number_V[token] = any(map(str.isdigit, theta.encoder.tokenizer.decode([token])))
-    return is_number_V
+    errors_IM: Tensor
+    """Scaled errors at the indices l..L."""
+    place_M: Tensor
+    """Each token's place among its problem's, from 0."""
+    gold_IMD: Tensor
+    """Gold states at l and at L."""
+    states_IMD: Tensor
+    """φ's states there."""
 
 
 class PhiJudge:
@@ -80,16 +84,20 @@ class PhiJudge:
         theta, layer = adapters.theta, config.layer
         self.adapters, self.validation, self.queries = adapters, validation, queries
         self.layer, self.batch_size = layer, config.batch_size
-        self._is_number_V = _find_numbers(theta, [*train, *validation])
+        self._encoder, self._embedding_norm = theta.encoder, _embedding_norm(theta)
         self._probes = [self._fit(train[:MOST_EXAMPLES], index) for index in (layer, theta.num_layers)]
 
     def _fit(self, examples: Sequence[GoldExample], index: int) -> Probe | None:
         labels_M = torch.cat([example.next_K for example in examples])
-        is_number_M = self._is_number_V[labels_M]
+        is_number_M = self._are_numbers(labels_M)
         if not bool(is_number_M.any()):
             return None
         states_MD = torch.cat([example.gold_JID[1:, index] for example in examples])
         return fit_probe(states_MD[is_number_M], labels_M[is_number_M])
+
+    def _are_numbers(self, ids_M: Tensor) -> Tensor:
+        """Tell which tokens' texts have digits."""
+        return torch.tensor([self._encoder.has_digit(token) for token in ids_M.tolist()], dtype=torch.bool)
 
     @torch.no_grad()
     def report(self) -> PhiReport:
@@ -98,45 +106,58 @@ class PhiJudge:
         Raises:
             ResourceError: if a single problem does not fit into memory.
         """
-        errors_IM, positions_M, labels_M, gold_IMD, generated_IMD = [], [], [], [], []
-        for numbers, rollout in self._rollouts():
-            mask_BK = rollout.mask_BK
-            errors_IM.append(rollout.errors().transpose(0, 1)[:, mask_BK].cpu())
-            positions_M.append(torch.arange(mask_BK.shape[1]).expand(mask_BK.shape)[mask_BK.cpu()])
-            labels_M += [self.validation[number].next_K for number in numbers]
-            gold_IMD.append(rollout.gold_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].cpu())
-            generated_IMD.append(rollout.states_BIKD[:, [0, -1]].transpose(0, 1)[:, mask_BK].float().cpu())
-        error_IM, position_M, label_M = torch.cat(errors_IM, dim=1), torch.cat(positions_M), torch.cat(labels_M)
-        gold, generated = torch.cat(gold_IMD, dim=1), torch.cat(generated_IMD, dim=1)
-        embedding = self.adapters.theta.blocks.embedding.weight
-        assert isinstance(embedding, Tensor)
+        batches = [*self._rollouts()]
+        error_IM = torch.cat([each.errors_IM for each in batches], dim=1)
+        position_M = torch.cat([each.place_M for each in batches])
+        gold_IMD = torch.cat([each.gold_IMD for each in batches], dim=1)
+        generated_IMD = torch.cat([each.states_IMD for each in batches], dim=1)
+        label_M = torch.cat([example.next_K for example in self.validation])
         return PhiReport(
             losses=error_IM.mean(dim=1).tolist(),
             position_errors=[
                 float(error_IM[:, position_M == position].mean()) for position in range(int(position_M.max()) + 1)
             ],
-            gold_read=self._accuracies(gold, label_M),
-            generated_read=self._accuracies(generated, label_M),
-            norms=[float(each.float().norm(dim=-1).mean()) for each in (embedding.detach(), *gold, *generated)],
+            gold_read=self._accuracies(gold_IMD, label_M),
+            generated_read=self._accuracies(generated_IMD, label_M),
+            norms=[self._embedding_norm, *(_mean_norm(each) for each in (*gold_IMD, *generated_IMD))],
         )
 
-    def _rollouts(self) -> Iterator[tuple[Sequence[int], Generated]]:
-        """Yield φ's rollouts of all validation problems in batches, with the problems' numbers."""
+    def _rollouts(self) -> Iterator[_RolledOut]:
+        """Roll out all validation problems in batches, in their order."""
 
-        def run(numbers: Sequence[int]) -> tuple[Sequence[int], Generated]:
-            return numbers, generate(self.adapters, self.validation, self.queries, numbers, layer=self.layer)
+        def run(numbers: Sequence[int]) -> _RolledOut:
+            rollout = generate(self.adapters, self.validation, self.queries, numbers, layer=self.layer)
+            mask_BK = rollout.mask_BK
+            place_BK = torch.arange(mask_BK.shape[1], device=mask_BK.device).expand(mask_BK.shape)
+            gold_IMD, states_IMD = (
+                each[:, [0, -1]].transpose(0, 1)[:, mask_BK].float().cpu()
+                for each in (rollout.gold_BIKD, rollout.states_BIKD)
+            )
+            errors_IM = rollout.errors().transpose(0, 1)[:, mask_BK].cpu()
+            return _RolledOut(errors_IM, place_BK[mask_BK].cpu(), gold_IMD, states_IMD)
 
         numbers = range(len(self.validation))
         batches = [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
-        for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
-            yield from parts
+        yield from shared_parts(batches, run)
 
     def _accuracies(self, states_IMD: Tensor, labels_M: Tensor) -> list[float]:
         """Compute the probes' accuracies on tokens that precede numbers, at l and at L."""
-        is_number_M = self._is_number_V[labels_M]
+        is_number_M = self._are_numbers(labels_M)
         if not bool(is_number_M.any()):
             return [0.0 for _ in self._probes]
         return [
             float(probe.is_right(states_MD[is_number_M], labels_M[is_number_M]).float().mean()) if probe else 0.0
             for probe, states_MD in zip(self._probes, states_IMD, strict=True)
         ]
+
+
+@torch.no_grad()
+def _embedding_norm(theta: Theta) -> float:
+    """Compute the mean norm of the vocabulary's embeddings as the model reads them: some models scale them first."""
+    ids = torch.arange(theta.model.config.vocab_size, device=theta.device)
+    norms = [theta.blocks.embed(part[None])[0].float().norm(dim=-1) for part in torch.split(ids, MOST_IDS)]
+    return float(torch.cat(norms).mean())
+
+
+def _mean_norm(states_MD: Tensor) -> float:
+    return float(states_MD.float().norm(dim=-1).mean())

@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ccot_cli import ranks
 from ccot_cli.config import TrainPsiConfig
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
-from ccot_cli.models.base.memory import in_parts
+from ccot_cli.models.base.memory import shared_parts
 from ccot_cli.models.training.contexts import Context
 from ccot_cli.models.training.end import end_loss, label_ends
 from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
@@ -176,10 +175,9 @@ class PsiTraining(Training):
 
         numbers = range(len(held_out.examples))
         batches = [numbers[first : first + self.batch_size] for first in range(0, len(numbers), self.batch_size)]
-        for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
-            for marks, loss in parts:
-                are_right += marks
-                total += loss
+        for marks, loss in shared_parts(batches, run):
+            are_right += marks
+            total += loss
         return Judgement(sum(are_right) / len(are_right), total / _num_answer(held_out.examples))
 
 

@@ -24,15 +24,10 @@ from ccot_cli.tensors.masks import pad_left
 class Queries(Protocol):
     """A data set's queries, ready to be continued."""
 
-    @property
-    def queries(self) -> Sequence[list[int]]:
-        """Token ids by problem."""
-        ...
-
-    @property
-    def reader(self) -> str | None:
-        """Adapter that reads the queries; None is θ."""
-        return None
+    queries: Sequence[list[int]]
+    """Token ids by problem."""
+    reader: str | None = None
+    """Adapter that reads the queries; None is θ."""
 
     def sequence(self, numbers: Sequence[int]) -> CachedSequence:
         """Return the sequence of these problems' queries, padded on the left."""
@@ -63,21 +58,13 @@ class FreshQueries(Queries):
         reader: str | None = None,
         rounds: bool = False,
     ) -> None:
-        self.adapters, self.layer, self._reader, self._rounds = adapters, layer, reader, rounds
-        self._queries = queries
-
-    @property
-    def queries(self) -> Sequence[list[int]]:
-        return self._queries
-
-    @property
-    def reader(self) -> str | None:
-        return self._reader
+        self.adapters, self.layer, self._rounds = adapters, layer, rounds
+        self.queries, self.reader = queries, reader
 
     def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
         queries = [self.queries[number] for number in numbers]
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self._reader is not None):
-            sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer, adapter=self._reader)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.reader is not None):
+            sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer, adapter=self.reader)
         if not self._rounds:
             return sequence, first_BD
         return CachedSequence.of(_rounded(sequence.kept()), sequence.mask_BS), _rounded(first_BD)
@@ -93,13 +80,8 @@ class KeptQueries(Queries):
     """
 
     def __init__(self, theta: Theta, queries: Sequence[list[int]], layer: int, path: Path) -> None:
-        self.theta, self.layer = theta, layer
-        self._queries = queries
+        self.theta, self.layer, self.queries = theta, layer, queries
         self._keys_values, self._last_QID = _mapped(theta, queries, path)
-
-    @property
-    def queries(self) -> Sequence[list[int]]:
-        return self._queries
 
     def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
         theta = self.theta
