@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from ccot_cli.config import Settings
-from ccot_cli.models.methods.method import Reply, Seconds
+from ccot_cli.models.methods.method import Method, Reply, Seconds
 from ccot_cli.progress import Progress
 from cli.running import Output, output
 
@@ -72,6 +72,35 @@ class TestWithTheHarness:
         _, err = output(capsys, "eval", "--harness", "ccot_gsm8k", "--method", "cot", code=5)
         assert "the data of task " in err
         assert "no network" in err
+
+    def test_the_ceiling_reads_chains_that_only_our_task_has(
+        self, trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from ccot_cli.stages import harness
+
+        asked: list[str] = []
+
+        def reply(method: Method, questions: list[str]) -> tuple[list[Reply], Seconds]:
+            asked.append(method.name)
+            return [Reply("4", "", 0, 1, False, 1.0) for _ in questions], Seconds(0, 0, 0)
+
+        output(capsys, "train-baseline", "gold", "--ratio", "0.1")
+        Path("rows.jsonl").write_text('{"question": "2 + 2 =", "answer": "4"}\n')
+        task = {
+            "task": "mine",
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}, "cache_dir": "cache"},
+            "test_split": "test",
+            "output_type": "generate_until",
+            "doc_to_text": "question",
+            "doc_to_target": "answer",
+            "metric_list": [{"metric": "exact_match"}],
+        }
+        Path("mine.yaml").write_text(json.dumps(task))
+        monkeypatch.setattr(harness, "reply_in_parts", reply)
+        output(capsys, "eval", "--harness", "mine.yaml")
+        assert {"ccot", "cot"} <= {*asked}
+        assert "gold" not in asked
 
     def test_probabilities_are_refused(self, trained: Path, capsys: Output) -> None:
         Path("rows.jsonl").write_text('{"question": "2 + 2 =", "answer": 1}\n')
