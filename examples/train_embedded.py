@@ -84,8 +84,12 @@ SETTINGS: dict[str, Any] = {
 """What differs from the settings of `ccot init`, with which training takes minutes."""
 GOING_ON: dict[str, Any] = {"train_phi.taught_epochs": 0, "train_phi.epochs": 3, "train_phi.learning_rate": 5e-3}
 """Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
-FOR_BASELINES: dict[str, Any] = {"train_psi.epochs": 4}
-"""More steps than ψ has, fewer than φ and ψ have together: a step of `direct` runs the whole question."""
+FOR_BASELINES: dict[str, Any] = {
+    "train_psi.epochs": 10,
+    "train_psi.lora_rank": 192,
+    "train_psi.lora_alpha": 192,
+}
+"""As many steps, and as many weights that learn, as φ and ψ have together at the first ratio."""
 SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct",)
 
 
