@@ -16,6 +16,21 @@ from cli.running import Output, output
 QUESTION = "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?"
 
 
+def write_task(answer: object, **settings: object) -> None:
+    """Write a task of the harness with one problem to mine.yaml."""
+    Path("rows.jsonl").write_text(json.dumps({"question": "2 + 2 =", "answer": answer}) + "\n")
+    task = {
+        "task": "mine",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}, "cache_dir": "cache"},
+        "test_split": "test",
+        "doc_to_text": "question",
+        "doc_to_target": "answer",
+        **settings,
+    }
+    Path("mine.yaml").write_text(json.dumps(task))
+
+
 class TestWithTheHarness:
     """Needs lm_eval, which is no locked package."""
 
@@ -85,36 +100,14 @@ class TestWithTheHarness:
             return [Reply("4", "", 0, 1, False, 1.0) for _ in questions], Seconds(0, 0, 0)
 
         output(capsys, "train-baseline", "gold", "--ratio", "0.1")
-        Path("rows.jsonl").write_text('{"question": "2 + 2 =", "answer": "4"}\n')
-        task = {
-            "task": "mine",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}, "cache_dir": "cache"},
-            "test_split": "test",
-            "output_type": "generate_until",
-            "doc_to_text": "question",
-            "doc_to_target": "answer",
-            "metric_list": [{"metric": "exact_match"}],
-        }
-        Path("mine.yaml").write_text(json.dumps(task))
+        write_task("4", output_type="generate_until", metric_list=[{"metric": "exact_match"}])
         monkeypatch.setattr(harness, "reply_in_parts", reply)
         output(capsys, "eval", "--harness", "mine.yaml")
         assert {"ccot", "cot"} <= {*asked}
         assert "gold" not in asked
 
     def test_probabilities_are_refused(self, trained: Path, capsys: Output) -> None:
-        Path("rows.jsonl").write_text('{"question": "2 + 2 =", "answer": 1}\n')
-        task = {
-            "task": "mine",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}, "cache_dir": "cache"},
-            "test_split": "test",
-            "output_type": "multiple_choice",
-            "doc_to_text": "question",
-            "doc_to_target": "answer",
-            "doc_to_choice": ["3", "4"],
-        }
-        Path("mine.yaml").write_text(json.dumps(task))
+        write_task(1, output_type="multiple_choice", doc_to_choice=["3", "4"])
         _, err = output(capsys, "eval", "--harness", "mine.yaml", "--method", "cot", code=2)
         assert "how probable given texts are" in err
 
