@@ -42,6 +42,7 @@ def test_a_number_written_as_1e_4_is_a_number(tmp_path: Path) -> None:
         ("data:\n  limit: many", "line 2: data.limit: a whole number is needed (got 'many')", "the default is 4000"),
         ("data: 3", "line 1: data: settings are needed, each as name: value", "data has source, subset"),
         ("data:\n  chain_column: x", "line 1: data: chain_column and answer_column belong together", ""),
+        ("data:\n  test_chain_column: x", "line 1: data: test_chain_column needs test_answer_column", ""),
         (f"data:\n  seed: {2**63}", "line 2: data.seed: a number of at most 9223372036854775807 is needed", ""),
         ("model: {threads: 2000000}", "line 1: model.threads: a number of at most 1024 is needed (got 2000000)", ""),
         ("data: {seed: -1}", "line 1: data.seed: a number of at least 0 is needed", ""),

@@ -168,9 +168,9 @@ class DataConfig(Section):
     test_solution_column: str | None = None
     """solution_column of the test problems; null: the columns of training."""
     test_chain_column: str | None = None
-    """chain_column of the test problems; needs test_answer_column."""
+    """chain_column of the test problems; needs test_answer_column, which does without it."""
     test_answer_column: str | None = None
-    """answer_column of the test problems; needs test_chain_column."""
+    """answer_column of the test problems."""
     chain: ChainName = "written"
     """`equations`: GSM8K's annotated equations alone, where a chain has some."""
     limit: int | None = Field(default=4000, ge=1, le=MOST_PROBLEMS)
@@ -186,9 +186,10 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _columns_come_in_pairs(self) -> Self:
-        for chain, answer in (("chain_column", "answer_column"), ("test_chain_column", "test_answer_column")):
-            if (getattr(self, chain) is None) != (getattr(self, answer) is None):
-                raise ValueError(f"{chain} and {answer} belong together: give both or neither")
+        if (self.chain_column is None) != (self.answer_column is None):
+            raise ValueError("chain_column and answer_column belong together: give both or neither")
+        if self.test_chain_column is not None and self.test_answer_column is None:
+            raise ValueError("test_chain_column needs test_answer_column")
         return self
 
 

@@ -100,6 +100,18 @@ def test_test_problems_that_were_trained_on_are_pointed_out(
     assert ("warning: the test problems are those of training" in err) == is_training_file
 
 
+def test_questions_with_answers_alone_are_evaluated(trained: Path, capsys: Output) -> None:
+    rows = [{"question": f"Mia has {number} pens. How many pens does Mia have?", "answer": number} for number in (3, 4)]
+    Path("own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out, _ = output(capsys, "eval", "--method", "ccot", "--data", "own.jsonl")
+    assert "Exact match by number of reasoning steps" not in out
+    [path] = trained.glob("eval/*/predictions.jsonl")
+    assert {json.loads(line)["num_steps"] for line in path.read_text().splitlines()} == {None}
+    output(capsys, "export", "methods.zip")
+    _, err = output(capsys, "inspect", "--data", "own.jsonl", code=2)
+    assert "2 of the 2 rows of" in err
+
+
 def test_a_prediction_has_its_question(trained: Path, capsys: Output) -> None:
     output(capsys, "eval", "--method", "direct", "--limit", "2")
     [path] = trained.glob("eval/*/predictions.jsonl")

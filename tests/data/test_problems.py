@@ -90,6 +90,38 @@ def test_test_problems_may_have_columns_of_their_own(tmp_path: Path, columns: di
     assert "data.test_…" in caught.value.fix
 
 
+@pytest.mark.parametrize("answer", ["38", 39, 38.5, "$1,038", "-3", "#### 38 pens", "  \n#### 38"])
+def test_a_test_problem_may_be_an_answer_without_a_chain(tmp_path: Path, answer: object) -> None:
+    rows = [{"question": "a?", "answer": answer}, {"question": "b?", "answer": "1 + 1 = 2\n#### 2"}]
+    config = DataConfig(source=write_jsonl(tmp_path / "a.jsonl", rows), test_source=str(tmp_path / "a.jsonl"))
+    alone, solved = load_test(config, limit=None, seed=0)
+    assert (alone.chain, alone.num_steps) == ("", 0)
+    assert is_correct(str(answer).rpartition("####")[2], alone.answer)
+    assert (solved.chain, solved.num_steps) == ("1 + 1 = 2", 1)
+    with pytest.raises(UsageError, match=r"1 of the 2 rows of .* hold no problem"):
+        load_test(config, limit=None, seed=0, needs_chains=True)
+    with pytest.raises(UsageError, match="hold no problem"):
+        load_training(config)
+
+
+@pytest.mark.parametrize("answer", ["It is 38.", "38 = 38", "", "####", "1e5"])
+def test_other_texts_without_a_marker_are_no_answers(tmp_path: Path, answer: str) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"question": "a?", "answer": answer}])
+    with pytest.raises(UsageError, match="hold no problem"):
+        load_test(DataConfig(source=source, test_source=source), limit=None, seed=0)
+
+
+def test_a_column_of_answers_needs_no_column_of_chains(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"question": "a?", "answer": "1 + 1 = 2\n#### 2"}] * 3)
+    rows = [{"question": "b?", "final": "6 pens"}, {"question": "c?", "final": 7, "steps": None}]
+    config = DataConfig(source=source, test_source=write_jsonl(tmp_path / "b.jsonl", rows), test_answer_column="final")
+    expected = [Problem("1", "b?", "", "6 pens"), Problem("2", "c?", "", "7")]
+    assert load_test(config, limit=None, seed=0) == expected
+    assert load_test(config.model_copy(update={"test_chain_column": "steps"}), limit=None, seed=0) == expected
+    with pytest.raises(UsageError, match="column 'steps' is missing or empty"):
+        load_test(config.model_copy(update={"test_chain_column": "steps"}), limit=None, seed=0, needs_chains=True)
+
+
 @pytest.mark.parametrize("columns", [{}, {"chain_column": "chain", "answer_column": "result"}])
 def test_files_may_be_read_as_equations(tmp_path: Path, columns: dict[str, str]) -> None:
     rows = [{"question": f"q{n}", "answer": f"It is {n}+1=<<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}"} for n in range(20)]

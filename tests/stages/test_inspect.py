@@ -148,7 +148,9 @@ def test_errors_are_those_of_the_report_of_training(make_run: MakeRun, monkeypat
     report = run.train_phi().report
     run.train_psi()
     monkeypatch.setattr(inspect, "LEAST_CASES", 1)
-    monkeypatch.setattr(inspect, "problems_to_ask", lambda methods, *_: inspect.load_training(methods.data).validation)
+    monkeypatch.setattr(
+        inspect, "problems_to_ask", lambda methods, *_, **__: inspect.load_training(methods.data).validation
+    )
     seen = inspect.run(run.workspace, run.settings, RATIO, limit=None, progress=Progress())
     counts = torch.tensor(seen.error_cases_K)
     means = (torch.tensor(seen.error_IK) * counts).sum(dim=1) / counts.sum()

@@ -24,7 +24,8 @@ class Table:
 
 def tables_of(result: dict[str, Any], *, has_thoughts: bool = False) -> list[Table]:
     """Make the tables of an `EvalResult`, the most important first; at the end, if wanted, that of thoughts."""
-    return [_accuracy(result), _by_steps(result), _traits(result), *([_thoughts(result)] if has_thoughts else [])]
+    by_steps = [_by_steps(result)] if any(row["by_steps"] for row in result["rows"]) else []
+    return [_accuracy(result), *by_steps, _traits(result), *([_thoughts(result)] if has_thoughts else [])]
 
 
 def _accuracy(result: dict[str, Any]) -> Table:

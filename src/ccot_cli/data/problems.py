@@ -15,6 +15,8 @@ from ccot_cli.names import EMBEDDED, ChainName
 
 ANSWER_LINE = "####"
 ANNOTATION = re.compile(r"<<([^<>]*)>>")
+LONE_NUMBER = re.compile(r"[-+\u2212]?\$?[0-9][0-9,]*(?:\.[0-9]+)?")
+"""An answer in the place of a solution."""
 
 NUM_TRAIN, NUM_TEST = 4000, 1000
 """Problems to take from a generator if no limit is set; it would never end."""
@@ -29,11 +31,12 @@ class Problem:
     id: str
     question: str
     chain: str
+    """Empty if a test problem comes without one."""
     answer: str
 
     @property
     def num_steps(self) -> int:
-        """Number of lines of the chain that are not empty; each is one reasoning step."""
+        """Number of lines of the chain that are not empty; each is one reasoning step. 0 if there is no chain."""
         return sum(1 for line in self.chain.split("\n") if line.strip())
 
 
@@ -118,16 +121,23 @@ def _set_apart(
 
 
 def load_test(
-    config: DataConfig, *, limit: int | None, seed: int, steps: tuple[int, int] | None = None
+    config: DataConfig,
+    *,
+    limit: int | None,
+    seed: int,
+    steps: tuple[int, int] | None = None,
+    needs_chains: bool = False,
 ) -> list[Problem]:
     """Load the first `limit` test problems, in the source's order.
 
-    No bad row is skipped, because accuracies over different problems cannot be compared.
+    No bad row is skipped, because accuracies over different problems cannot be compared. A row may hold an answer
+    without a chain: `#### 42` or a number in the place of a solution, or a column of answers alone.
 
     Args:
         limit: Most problems; None takes all of a source, and 1000 of a generator.
         seed: Seed of the generator.
         steps: Fewest and most reasoning steps; those of the configuration by default.
+        needs_chains: Whether a row without a chain holds no problem.
 
     Raises:
         UsageError: if no test problems are named, the source is missing, or any row holds no problem.
@@ -142,7 +152,7 @@ def load_test(
             "no test problems are named",
             fix="set data.test_source, or give --data FILE to `ccot eval`",
         )
-    problems, bad = _read(_with_test_columns(config), source, config.test_split)
+    problems, bad = _read(_with_test_columns(config), source, config.test_split, needs_chains=needs_chains)
     if bad:
         raise _unfit(source, problems, bad)
     return of_steps(problems, steps or config.steps, source)[:limit]
@@ -153,7 +163,7 @@ def _with_test_columns(config: DataConfig) -> DataConfig:
     columns: dict[str, str | None] = {"question_column": config.test_question_column or config.question_column}
     if config.test_solution_column is not None:
         columns |= {"solution_column": config.test_solution_column, "chain_column": None, "answer_column": None}
-    elif config.test_chain_column is not None:
+    elif config.test_answer_column is not None:
         columns |= {"chain_column": config.test_chain_column, "answer_column": config.test_answer_column}
     return config.model_copy(update=columns)
 
@@ -227,7 +237,7 @@ def _hold_out(problems: list[Problem], config: DataConfig) -> tuple[list[Problem
     return train, [problem for problem in problems if problem.question in held_out]
 
 
-def _read(config: DataConfig, source: str, split: str) -> tuple[list[Problem], list[str]]:
+def _read(config: DataConfig, source: str, split: str, *, needs_chains: bool = True) -> tuple[list[Problem], list[str]]:
     """Return the problems of a file or hub data set, and a line for each row that holds none: its number and why."""
     rows = read_rows(source, subset=config.subset, split=split)
     if not rows:
@@ -237,7 +247,7 @@ def _read(config: DataConfig, source: str, split: str) -> tuple[list[Problem], l
     bad: list[str] = []
     for number, row in rows:
         try:
-            problems.append(_parse(config, number, row))
+            problems.append(_parse(config, number, row, needs_chain=needs_chains))
         except ValueError as error:
             bad.append(f"row {number}: {error}")
     return problems, bad
@@ -245,7 +255,8 @@ def _read(config: DataConfig, source: str, split: str) -> tuple[list[Problem], l
 
 def _check_columns(config: DataConfig, source: str, rows: list[tuple[int, DataRow]]) -> None:
     columns = dict.fromkeys(column for _, row in rows if isinstance(row, dict) for column in row)
-    solution = [config.solution_column] if config.chain_column is None else [config.chain_column, config.answer_column]
+    answer = config.answer_column
+    solution = [config.solution_column] if answer is None else [*filter(None, [config.chain_column]), answer]
     for needed in [config.question_column, *solution]:
         if columns and needed not in columns:
             raise UsageError(
@@ -255,7 +266,7 @@ def _check_columns(config: DataConfig, source: str, rows: list[tuple[int, DataRo
             )
 
 
-def _parse(config: DataConfig, number: int, row: DataRow) -> Problem:
+def _parse(config: DataConfig, number: int, row: DataRow, *, needs_chain: bool) -> Problem:
     """Read the problem of one row.
 
     Raises:
@@ -264,11 +275,13 @@ def _parse(config: DataConfig, number: int, row: DataRow) -> Problem:
     if isinstance(row, ValueError):
         raise row
     question = _text(row, config.question_column)
-    if config.chain_column is None or config.answer_column is None:
-        chain, answer = split_solution(_text(row, config.solution_column), config.chain)
+    if config.answer_column is None:
+        chain, answer = split_solution(_text(row, config.solution_column), config.chain, needs_chain=needs_chain)
     else:
-        chain, answer = read_chain(_text(row, config.chain_column), config.chain), _text(row, config.answer_column)
-        if not chain:
+        answer = _text(row, config.answer_column)
+        written = config.chain_column and (needs_chain or row.get(config.chain_column) not in (None, ""))
+        chain = read_chain(_text(row, str(config.chain_column)), config.chain) if written else ""
+        if written and not chain:
             raise ValueError(f"column {config.chain_column!r} has annotations alone, which data.chain: equations reads")
     name = str(number) if row.get("id") in (None, "") else _text(row, "id")
     return Problem(name, question, chain, answer)
@@ -311,17 +324,22 @@ def read_chain(text: str, kind: ChainName = "written") -> str:
     return ("\n".join(equations) or ANNOTATION.sub("", text)).strip()
 
 
-def split_solution(solution: str, kind: ChainName = "written") -> tuple[str, str]:
+def split_solution(solution: str, kind: ChainName = "written", *, needs_chain: bool = True) -> tuple[str, str]:
     """Split a GSM8K solution into its chain, as `read_chain` reads it, and its answer.
+
+    Args:
+        needs_chain: If not, the chain may be empty, and a number alone is an answer.
 
     Raises:
         ValueError: if there is no `#### answer` line, or no chain before it.
     """
+    if not needs_chain and LONE_NUMBER.fullmatch(solution):
+        return "", solution
     chain, marker, answer = solution.rpartition(ANSWER_LINE)
     if not marker:
         raise ValueError(f"it has no '{ANSWER_LINE}' line")
     # What follows the answer's line is no part of it, as when an answer is read from what a model wrote.
     chain, answer = read_chain(chain, kind), answer.strip().partition("\n")[0].rstrip()
-    if not chain or not answer:
-        raise ValueError(f"there is nothing {'before' if not chain else 'after'} '{ANSWER_LINE}'")
+    if not answer or (needs_chain and not chain):
+        raise ValueError(f"there is nothing {'before' if answer else 'after'} '{ANSWER_LINE}'")
     return chain, answer

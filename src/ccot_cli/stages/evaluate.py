@@ -69,7 +69,7 @@ class EvalRow:
     answer_tokens_mean: float
     truncated_share: float
     by_steps: dict[str, Proportion]
-    """Accuracy by number of reasoning steps."""
+    """Accuracy by number of reasoning steps, where it is known."""
     calibration_error: float
     """Expected calibration error of `confidence`: 0 if it is the share of right answers."""
     fallback: Fallback | None = None
@@ -196,6 +196,8 @@ def problems_to_ask(
     limit: int | None,
     progress: Progress,
     loadable: Sequence[LoadableMethod] = (),
+    *,
+    needs_chains: bool = False,
 ) -> list[Problem]:
     """Load the test problems, sorted by the length of the question, without those too long for the model.
 
@@ -205,13 +207,21 @@ def problems_to_ask(
         limit: Most problems; None for all.
         loadable: Methods that will be asked. The prompts into which they put a question count too, and the whole
             solution if one of them reads it.
+        needs_chains: Whether a problem without a chain is refused, as it is if one of the methods reads chains.
 
     Raises:
         UsageError: if no test problems are named, or none is left.
     """
     if is_tested_on_training(methods.data):
         progress.say("warning: the test problems are those of training; name others with data.test_source or --data")
-    problems = load_test(methods.data, limit=limit, seed=settings.eval.seed, steps=settings.eval.steps)
+    reads_chains = any(each.name == GOLD for each in loadable)
+    problems = load_test(
+        methods.data,
+        limit=limit,
+        seed=settings.eval.seed,
+        steps=settings.eval.steps,
+        needs_chains=needs_chains or reads_chains,
+    )
     if (longest := methods.theta.longest_query) is not None:
         encoder, most = methods.theta.encoder, methods.theta.blocks.num_positions
         prompted = [each.load() for each in loadable if most is not None and each.name in PROMPTING]
@@ -222,7 +232,7 @@ def problems_to_ask(
             return len(encoder.query(question)) <= longest and all(most is None or len(each) < most for each in prompts)
 
         short = [problem for problem in problems if fits(problem.question)]
-        if any(each.name == GOLD for each in loadable):
+        if reads_chains:
             short = short_enough(methods.theta, short)
         if len(short) < len(problems):
             progress.say(f"{len(problems) - len(short):,} questions are too long for the model: left out")
@@ -374,7 +384,9 @@ def _row(
         truncated_share=sum(reply.is_truncated for reply in replies) / n,
         calibration_error=calibration_error([reply.confidence for reply in replies], are_right),
         fallback=_fallback(method, replies),
-        by_steps={str(steps): wilson(sum(right), len(right)) for steps, right in sorted(right_by_steps.items())},
+        by_steps={
+            str(steps): wilson(sum(right), len(right)) for steps, right in sorted(right_by_steps.items()) if steps
+        },
     )
 
 
@@ -394,7 +406,7 @@ def _prediction(
         "ratio": float(method.ratio),
         "id": problem.id,
         "question": problem.question,
-        "num_steps": problem.num_steps,
+        "num_steps": problem.num_steps or None,
         "reference": problem.answer,
         "is_correct": is_correct,
         **said,

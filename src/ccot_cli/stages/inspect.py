@@ -138,7 +138,7 @@ def run(
     if not isinstance(method, CcotMethod):
         raise UsageError(f"{method.name} has no contemplation tokens", fix="a ratio between 0 and 1")
     theta, layer = methods.theta, method.info.autoregressive_layer
-    problems = short_enough(theta, problems_to_ask(methods, settings, limit, progress))
+    problems = short_enough(theta, problems_to_ask(methods, settings, limit, progress, needs_chains=True))
     fitted = short_enough(theta, load_training(methods.data).train[:MOST_FITTED])
     train = sorted(fitted, key=lambda problem: len(problem.question))
     encoded, encoded_train = theta.encoder.problems(problems), theta.encoder.problems(train)

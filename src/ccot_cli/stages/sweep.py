@@ -18,7 +18,7 @@ from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.methods.loading import fixed_ratio
 from ccot_cli.models.training.recipes.registry import RECIPES
-from ccot_cli.names import CCOT, SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
+from ccot_cli.names import CCOT, GOLD, SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_baseline, train_phi, train_psi
@@ -280,7 +280,7 @@ def run(
         results.append((cell, _train(workspace, settings, cell, overrides, progress)))
     if num_test is not None:
         available = find_methods(workspace, settings, may_have_none=True)
-        problems = problems_to_ask(available, settings, num_test, progress)
+        problems = problems_to_ask(available, settings, num_test, progress, needs_chains=GOLD in methods)
         results = [(cell, _test(workspace, available, cell, result, problems, progress)) for cell, result in results]
     return list(_rows(results, "validation" if num_test is None else "test"))
 
