@@ -86,14 +86,14 @@ class TestStatus:
     def test_it_shows_size_figures_and_reasons(self, workspace: Workspace, capsys: Output) -> None:
         finish(workspace, "precompute", num_shards=1094, seconds=3.0, was_ready=False, layers=None)
         finish(workspace, "score", "r0.30", loss=0.12345, selector="even", ceiling=7)
-        (workspace.root / "ccot.yaml").write_text("score: {seed: 4}\ndata: {source: openai/gsm8k, subset: main}\n")
+        (workspace.root / "ccot.yaml").write_text("score: {selector: even}\ndata: {source: openai/gsm8k, subset: main}\n")
         assert app.run(["status", "-w", "my-run"]) == 0
         lines = [re.sub(r"\s+\S*\d\d:\d\d ", " TIME ", line) for line in capsys.readouterr().out.splitlines()]
         assert lines[0] == "my-run · embedded · openai/gsm8k main"
         assert lines[1] == (
             "  precompute         stale    1.5 kB TIME  data.source: embedded → openai/gsm8k; data.subset: None → main"
         )
-        assert lines[4] == "  score       r0.30  stale    1.5 kB TIME  score.seed: 0 → 4"
+        assert lines[4] == "  score       r0.30  stale    1.5 kB TIME  score.selector: predictive → even"
 
     def test_figures_of_a_ready_artifact_read_as_words(self, workspace: Workspace, capsys: Output) -> None:
         finish(workspace, "precompute", num_shards=1094, seconds=3.0, was_ready=False, note=None, loss=0.12345, at="x")
