@@ -340,7 +340,7 @@ def _answer_lines(
         )
 
 
-_JSON_LINES = 'write one JSON object a line: {"id": 1, "question": "..."}'
+_JSON_LINES = 'write one JSON object a line: {"id": 1, "question": "..."}; plain questions: ccot ask < FILE'
 
 
 def _parse_text(asker: AnyAsker, content: bytes) -> ParsedLine:
