@@ -2,6 +2,7 @@
 
 import json
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,8 @@ def test_questions_with_answers_alone_are_evaluated(trained: Path, capsys: Outpu
     [path] = trained.glob("eval/*/predictions.jsonl")
     assert {json.loads(line)["num_steps"] for line in path.read_text().splitlines()} == {None}
     output(capsys, "export", "methods.zip")
+    with zipfile.ZipFile("methods.zip") as archive:
+        assert "## 2 problems of `own.jsonl`, seed 0\n" in archive.read("README.md").decode()
     _, err = output(capsys, "inspect", "--data", "own.jsonl", code=2)
     assert "2 of the 2 rows of" in err
 

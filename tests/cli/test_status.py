@@ -86,7 +86,9 @@ class TestStatus:
     def test_it_shows_size_figures_and_reasons(self, workspace: Workspace, capsys: Output) -> None:
         finish(workspace, "precompute", num_shards=1094, seconds=3.0, was_ready=False, layers=None)
         finish(workspace, "score", "r0.30", loss=0.12345, selector="even", ceiling=7)
-        (workspace.root / "ccot.yaml").write_text("score: {selector: even}\ndata: {source: openai/gsm8k, subset: main}\n")
+        (workspace.root / "ccot.yaml").write_text(
+            "score: {selector: even}\ndata: {source: openai/gsm8k, subset: main}\n"
+        )
         assert app.run(["status", "-w", "my-run"]) == 0
         lines = [re.sub(r"\s+\S*\d\d:\d\d ", " TIME ", line) for line in capsys.readouterr().out.splitlines()]
         assert lines[0] == "my-run · embedded · openai/gsm8k main"

@@ -104,11 +104,11 @@ def _methods_table(methods: Sequence[Artifact]) -> str:
 
 def _result(result: Mapping[str, Any]) -> str:
     rows, steps = result["rows"], result["steps"]
+    split = "" if result["split"] is None else f", split {_code(result['split'])}"
     of_steps = "" if steps is None else f", {steps[0]} to {steps[1]} steps"
     return (
-        f"\n## {rows[0]['n']:,} problems of {_code(result['data'])}, split {_code(result['split'])}{of_steps}, seed"
-        f" {result['seed']}\n\nExact match with 95 % Wilson intervals, the"
-        f" mean number of contemplation tokens, and exact match by number of steps (run {result['run']}).\n\n"
+        f"\n## {rows[0]['n']:,} problems of {_code(result['data'])}{split}{of_steps}, seed {result['seed']}\n\n"
+        f"Exact match with 95 % Wilson intervals, the mean number of contemplation tokens, and exact match by number of steps (run {result['run']}).\n\n"
         f"{accuracies(rows)}\n"
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
+from ccot_cli.data.rows import names_file
 from ccot_cli.errors import CorruptError, MissingError, UsageError
 from ccot_cli.files import json_bytes, refuse_existing, sha256_of, strict_json
 from ccot_cli.models.base.merged import adapter_files, adapter_hash
@@ -220,7 +221,7 @@ def _results(workspace: Workspace, methods: Sequence[Artifact]) -> list[dict[str
             kept = {name: metrics[name] for name in ("rows", "batch_size", "device", "versions")}
             data, asked = _portable("data.source", metrics["data"]), artifact.manifest.config
             which = {
-                "split": asked["data"]["test_split"],
+                "split": None if names_file(metrics["data"]) else asked["data"]["test_split"],
                 "seed": asked["eval"]["seed"],
                 "steps": asked["eval"]["steps"],
             }
