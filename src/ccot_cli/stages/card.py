@@ -108,7 +108,8 @@ def _result(result: Mapping[str, Any]) -> str:
     of_steps = "" if steps is None else f", {steps[0]} to {steps[1]} steps"
     return (
         f"\n## {rows[0]['n']:,} problems of {_code(result['data'])}{split}{of_steps}, seed {result['seed']}\n\n"
-        f"Exact match with 95 % Wilson intervals, the mean number of contemplation tokens, and exact match by number of steps (run {result['run']}).\n\n"
+        f"Exact match with 95 % Wilson intervals, the mean number of contemplation tokens, and exact match by"
+        f" number of steps (run {result['run']}).\n\n"
         f"{accuracies(rows)}\n"
     )
 
