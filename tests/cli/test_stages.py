@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ccot_cli.cli import demo
+from ccot_cli.cli import demo, init
 from ccot_cli.cli.app import run
+from ccot_cli.errors import UsageError
 from cli.running import QUESTION, Output, output
 
 
@@ -122,6 +123,19 @@ def test_the_demo_hands_its_number_of_threads_to_every_stage(folder: Path, monke
         monkeypatch.setattr(stage, name, lambda *given, **options: seen.append(options["threads"]))
     demo.demo(folder / "new", threads=3)
     assert seen == [3] * 8
+
+
+def test_the_demo_goes_on_with_its_own_workspace_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[bool] = []
+    monkeypatch.setattr(demo, "_run_all", lambda *_: ran.append(True))
+    sets = [f"ratios=[{demo.RATIO}]", f"data.subset={demo.SUBSET}", f"data.largest={demo.LARGEST}"]
+    init.init(folder / "own", sets=sets)
+    demo.demo(folder / "own")
+    assert ran == [True]
+    init.init(folder / "other")
+    with pytest.raises(UsageError, match="a workspace that no demo made"):
+        demo.demo(folder / "other")
+    assert ran == [True]
 
 
 def test_the_demo_names_no_next_command_because_it_runs_it_itself(

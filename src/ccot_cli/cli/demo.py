@@ -35,8 +35,19 @@ def demo(
     """
     if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty, and no workspace", fix="ccot demo NEW-FOLDER")
+    if (folder / SETTINGS_FILE).exists():
+        _refuse_others_work(folder)
     with without_next():
         _run_all(folder, threads)
+
+
+def _refuse_others_work(folder: Path) -> None:
+    """Refuse a workspace with other settings than the demo's: its artifacts would be replaced."""
+    from ccot_cli.workspace.workspace import Workspace
+
+    settings = Workspace.open(folder).settings
+    if (settings.ratios, settings.data.subset, settings.data.largest) != ((RATIO,), SUBSET, LARGEST):
+        raise UsageError(f"{folder} is a workspace that no demo made", fix="ccot demo NEW-FOLDER")
 
 
 def _run_all(folder: Path, threads: int | None) -> None:
