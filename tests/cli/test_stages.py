@@ -128,8 +128,7 @@ def test_the_demo_hands_its_number_of_threads_to_every_stage(folder: Path, monke
 def test_the_demo_goes_on_with_its_own_workspace_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[bool] = []
     monkeypatch.setattr(demo, "_run_all", lambda *_: ran.append(True))
-    sets = [f"ratios=[{demo.RATIO}]", f"data.subset={demo.SUBSET}", f"data.largest={demo.LARGEST}"]
-    init.init(folder / "own", sets=sets)
+    init.init(folder / "own", sets=[*demo.SETS])
     demo.demo(folder / "own")
     assert ran == [True]
     init.init(folder / "other")

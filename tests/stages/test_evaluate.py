@@ -22,7 +22,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.evaluate import Pair
-from ccot_cli.stages.methods import LoadableMethod
+from ccot_cli.stages.methods import LoadableMethod, find_methods
 from ccot_cli.stages.statistics import mcnemar, wilson
 from ccot_cli.stages.validation import validate_method
 from ccot_cli.workspace.artifact import ArtifactSpec
@@ -163,6 +163,16 @@ def test_controls_that_would_leave_a_question_alone_are_refused_at_once() -> Non
     settings = override(Settings(), {"eval.limit": 5, "eval.batch_size": 4})
     with pytest.raises(UsageError, match="leave one alone"):
         evaluate.run(None, settings, has_controls=True, progress=Progress())
+
+
+def test_whoever_asks_problems_of_training_is_told_so(make_run: MakeRun, tmp_path: Path) -> None:
+    rows = [{"question": f"{number} and 1?", "answer": f"{number} + 1\n#### {number + 1}"} for number in range(9)]
+    source = tmp_path / "own.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run, told = make_run(**{"data.source": str(source), "data.test_source": str(source)}), Told()
+    methods = find_methods(None, override(run.settings, {"eval.limit": 2}))
+    assert len(evaluate.problems_to_ask(methods, run.settings, 2, told)) == 2
+    assert [line for line in told.said if line.startswith("warning: the test problems are those of training")]
 
 
 @pytest.mark.parametrize("asked", [{"has_controls": True}, {"min_confidence": 0.5}])

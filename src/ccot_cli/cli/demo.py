@@ -9,7 +9,7 @@ import typer
 
 from ccot_cli.cli import ask, eval, init, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.cli.console import print_line, print_note, without_next
-from ccot_cli.cli.options import WHERE, ThreadsOption
+from ccot_cli.cli.options import WHERE, ThreadsOption, read_set
 from ccot_cli.errors import UsageError
 from ccot_cli.names import SETTINGS_FILE
 
@@ -18,6 +18,7 @@ RATIO = Decimal("0.3")
 """Three tokens for each line of a chain, which φ learns far sooner than one."""
 SUBSET, STEPS, LARGEST = "sums", (2, 2), 50
 """Few forms of short problems, and small numbers, because φ and ψ learn these within minutes."""
+SETS = (f"ratios=[{RATIO}]", f"data.subset={SUBSET}", f"data.largest={LARGEST}")
 NUM_TRAIN, NUM_TEST = 3000, 400
 TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 9
 
@@ -43,19 +44,19 @@ def demo(
 
 def _refuse_others_work(folder: Path) -> None:
     """Refuse a workspace with other settings than the demo's: its artifacts would be replaced."""
+    from ccot_cli.overrides import override
     from ccot_cli.workspace.workspace import Workspace
 
     settings = Workspace.open(folder).settings
-    if (settings.ratios, settings.data.subset, settings.data.largest) != ((RATIO,), SUBSET, LARGEST):
+    if override(settings, dict(map(read_set, SETS))) != settings:
         raise UsageError(f"{folder} is a workspace that no demo made", fix="ccot demo NEW-FOLDER")
 
 
 def _run_all(folder: Path, threads: int | None) -> None:
     """Run every stage, and show the command of each."""
     if not (folder / SETTINGS_FILE).exists():
-        sets = [f"ratios=[{RATIO}]", f"data.subset={SUBSET}", f"data.largest={LARGEST}"]
-        _show("init", str(folder), *(word for each in sets for word in ("--set", each)))
-        init.init(folder, sets=sets)
+        _show("init", str(folder), *(word for each in SETS for word in ("--set", each)))
+        init.init(folder, sets=[*SETS])
     where = ("-w", str(folder), *(("--threads", str(threads)) if threads else ()))
     _show("precompute", *where, "--limit", str(NUM_TRAIN), "--steps", *map(str, STEPS))
     precompute.precompute(folder=folder, limit=NUM_TRAIN, steps=STEPS, threads=threads)

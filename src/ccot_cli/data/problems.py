@@ -277,11 +277,11 @@ def _parse(config: DataConfig, number: int, row: DataRow, *, needs_chain: bool) 
     question = _text(row, config.question_column)
     if config.answer_column is None:
         chain, answer = split_solution(_text(row, config.solution_column), config.chain, needs_chain=needs_chain)
+    elif config.chain_column is None or (not needs_chain and row.get(config.chain_column) in (None, "")):
+        chain, answer = "", _text(row, config.answer_column)
     else:
-        answer = _text(row, config.answer_column)
-        written = config.chain_column and (needs_chain or row.get(config.chain_column) not in (None, ""))
-        chain = read_chain(_text(row, str(config.chain_column)), config.chain) if written else ""
-        if written and not chain:
+        chain, answer = read_chain(_text(row, config.chain_column), config.chain), _text(row, config.answer_column)
+        if not chain:
             raise ValueError(f"column {config.chain_column!r} has annotations alone, which data.chain: equations reads")
     name = str(number) if row.get("id") in (None, "") else _text(row, "id")
     return Problem(name, question, chain, answer)

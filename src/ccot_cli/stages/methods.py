@@ -396,7 +396,7 @@ def find_methods(workspace: Workspace | None, settings: Settings, *, may_have_no
     places = [(each.manifest, workspace.folder(each.manifest.stage, each.manifest.key)) for each in own]
     folders = {Decimal(str(each.summary["ratio"])): place for each, place in places if each.stage == TRAIN_PSI}
     theta = load_matching_theta(settings, source)
-    data = recorded_data(settings, source, {})
+    data = recorded_data(settings, source)
     baselines = {str(each.key): place for each, place in places if each.stage == TRAIN_BASELINE}
     return Methods(
         theta,

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ccot_cli.config import TEST_SETTINGS, DataConfig, Settings
 from ccot_cli.data.problems import LoadedProblems, Problem, load_test, load_training, of_steps
@@ -61,13 +60,12 @@ def read_problems(artifact: Artifact) -> list[StoredProblem]:
     return items
 
 
-def recorded_data(settings: Settings, source: Artifact, changes: Mapping[str, Any]) -> DataConfig:
+def recorded_data(settings: Settings, source: Artifact) -> DataConfig:
     """Return where the problems of `precompute` came from; a file that has moved is found by its new name.
 
     Args:
         settings: They say what the test problems are, which `precompute` does not record.
         source: The artifact of `precompute`.
-        changes: Other settings of `data` that are others here.
 
     Raises:
         CorruptError: if another version of ccot recorded them.
@@ -76,7 +74,7 @@ def recorded_data(settings: Settings, source: Artifact, changes: Mapping[str, An
     for name in ("source", "validation_source"):
         recorded[name] = found_again(recorded.get(name), getattr(settings.data, name))
     test = {name: getattr(settings.data, name) for name in TEST_SETTINGS}
-    return source.read_as(DataConfig, {**recorded, **test, **changes})
+    return source.read_as(DataConfig, {**recorded, **test})
 
 
 def run(
@@ -107,7 +105,7 @@ def run(
     stored = workspace.artifact(PRECOMPUTE) if workspace else None
     if stored:
         # It may have been made with options that ccot.yaml does not have, and its files may have moved.
-        settings = settings.model_copy(update={"data": recorded_data(settings, stored, {})})
+        settings = settings.model_copy(update={"data": recorded_data(settings, stored)})
     if split is None:
         split = "test" if (settings.data.test_source or settings.data.source) == EMBEDDED else "validation"
     section = "eval" if split == "test" else "data"

@@ -78,7 +78,7 @@ def run(
     psi = workspace.require(TRAIN_PSI, key)
     source = workspace.artifact(PRECOMPUTE) or workspace.require(PRECOMPUTE)
     given = [name for name in overrides if name.startswith("data.")]
-    data = recorded_data(settings, source, _values(settings, given))
+    data = recorded_data(settings, source).model_copy(update=_values(settings, given))
     settings = settings.model_copy(update={"data": data})
     loaded = load_training(data)
     problems = digest(stored_problems(loaded))

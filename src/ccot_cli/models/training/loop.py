@@ -158,9 +158,7 @@ def train(
             _stop_if_exploded(lines, num_exploded, is_last=step == optimiser.num_steps)
             if step % epoch == 0:
                 lines[-1].update(on_epoch(mean_loss(line["loss"] for line in lines[-epoch:])))
-            # After an epoch's last step this is 0.
-            in_epoch = step % epoch
-            if judge and (in_epoch % LONGEST_UNJUDGED == 0 or step == optimiser.num_steps):
+            if judge and (step % epoch % LONGEST_UNJUDGED == 0 or step == optimiser.num_steps):
                 judgement = judge()
                 shown["validation"] = f"{judgement.right:.3f}"
                 lines[-1].update({"validation_right": judgement.right, "validation_loss": judgement.loss})
