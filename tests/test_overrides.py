@@ -34,6 +34,21 @@ def test_a_ratio_to_start_from_may_be_a_number() -> None:
         ("model.offload", 3, "model.offload: true or false is needed (got 3)"),
         ("model.name", 3, "model.name: a text is needed (got 3)"),
         ("train_phi.learning_rate", 0, "train_phi.learning_rate: a number above 0 is needed (got 0)"),
+        (
+            "train_phi.learning_rate",
+            1e30,
+            "train_phi.learning_rate: a number of at most 1,000,000,000 is needed (got 1e+30)",
+        ),
+        (
+            "train_psi.epochs",
+            10**23,
+            "train_psi.epochs: a number of at most 1,000,000,000 is needed (got 1000000000000",
+        ),
+        (
+            "decoding.cap_tokens",
+            10**22,
+            "decoding.cap_tokens: a number of at most 100,000 is needed (got 100000000000",
+        ),
         ("train_phi.learning_rate", "fast", "train_phi.learning_rate: a number is needed (got 'fast')"),
         ("train_phi.optimiser", "sgd", "train_phi.optimiser: 'adamw' or 'muon' is needed (got 'sgd')"),
         ("data.steps", 3, "data.steps: a list is needed (got 3)"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from time import sleep
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -107,12 +107,13 @@ class _Server:
         self._address = address if "://" in address else f"http://{address}"
         try:
             parts = urlsplit(self._address)
-            self._host, self._port = parts.hostname, parts.port
-        except ValueError:
-            self._host = None
-        if not self._host or parts.scheme not in ("http", "https"):
+            self._kind = {"http": HTTPConnection, "https": HTTPSConnection}[parts.scheme]
+            self._host, self._port = parts.hostname or "", parts.port
+            self._kind(self._host, self._port)
+        except (ValueError, KeyError, InvalidURL):
+            self._host = ""
+        if not self._host:
             raise UsageError(f"{address!r} is no address of a server", fix=f"--server http://127.0.0.1:{DEFAULT_PORT}")
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         # The address that OpenAI's clients need ends in /v1.
         self._path = parts.path.rstrip("/").removesuffix("/v1")
 
@@ -133,7 +134,6 @@ class _Server:
 
     def _send_once(self, verb: str, path: str, body: Any) -> tuple[int, float, dict[str, Any]]:
         """Return the status, the seconds to wait before another try, and the reply."""
-        assert self._host
         connection = self._kind(self._host, self._port, timeout=CONNECT_SECONDS)
         content = None if body is None else json.dumps(body).encode()
         try:

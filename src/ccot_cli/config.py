@@ -22,6 +22,7 @@ from pydantic import (
 
 from ccot_cli.names import (
     EMBEDDED,
+    MOST_PROBLEMS,
     ChainName,
     Ends,
     EngineName,
@@ -37,6 +38,15 @@ from ccot_cli.names import (
 Ratio = Annotated[Decimal, BeforeValidator(parse_ratio), PlainSerializer(lambda ratio: f"{ratio:f}", return_type=str)]
 """Compression ratio [r]: 0 answers at once, 1 writes the explicit chain."""
 
+MOST = 1_000_000_000
+"""Highest count of anything else, such as epochs or tokens: far above all that is of use."""
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+"""A number of epochs, tokens and the like."""
+NumTokens = Annotated[int, Field(ge=1, le=100_000)]
+"""A number of generated tokens, for which memory is reserved."""
+Rate = Annotated[float, Field(gt=0, le=MOST)]
+"""A learning rate: far above all that trains."""
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """Seed of random choices, as torch takes them."""
 SelectingRatio = Annotated[Ratio, AfterValidator(check_between)]
@@ -44,10 +54,6 @@ SelectingRatio = Annotated[Ratio, AfterValidator(check_between)]
 
 AUTO = "auto"
 """Value of a setting that follows from the model."""
-
-MOST_PROBLEMS = 10_000_000
-"""Highest limit on problems: they are held in memory, about a kilobyte each."""
-
 
 MOST_THREADS = 1024
 """Highest number of threads: torch starts as many as it is told, and the process crashes if they are too many."""
@@ -196,13 +202,13 @@ class DataConfig(Section):
 class PrecomputeConfig(Section):
     """Gold hidden states of whole solutions."""
 
-    batch_tokens: int = Field(default=8192, ge=1)
+    batch_tokens: Count = 8192
     """Most tokens in one forward pass, padding included."""
-    shard_megabytes: int = Field(default=256, ge=1)
+    shard_megabytes: Count = 256
     """Largest size of one file of hidden states."""
-    max_disk: float | None = Field(default=None, gt=0)
+    max_disk: float | None = Field(default=None, gt=0, le=MOST)
     """Most gigabytes to write; if that is too few, only scorer_layer is stored."""
-    scorer_layer: int = Field(default=3, ge=0)
+    scorer_layer: int = Field(default=3, ge=0, le=MOST)
     """Hidden-state index that the scorer reads [T]."""
 
 
@@ -213,7 +219,7 @@ class ScoreConfig(Section):
     """Which tokens are selected."""
     scorer: Literal["linear", "mlp"] = "linear"
     """Architecture of the learned scorer."""
-    scorer_steps: int = Field(default=400, ge=1)
+    scorer_steps: Count = 400
     """Training steps of the learned scorer."""
     seed: Seed = 0
     """Seed of the random selector and of the learned scorer's training."""
@@ -226,27 +232,27 @@ class TrainPhiConfig(Section):
     """`joint`: all layers at once, on φ's own rollouts; `layerwise`: as in the paper."""
     autoregressive_layer: Annotated[int, Field(ge=1)] | Literal["auto"] = 7
     """Hidden-state index fed back as the next input [l]; `auto`: see own-model.md."""
-    lora_rank: int = Field(default=64, ge=1)
+    lora_rank: Count = 64
     """Rank of the adapter."""
-    lora_alpha: int = Field(default=64, ge=1)
+    lora_alpha: Count = 64
     """The adapter's output is scaled by lora_alpha / lora_rank."""
     query_under: QueryUnder = "theta"
     """Whose weights read the question: `theta` (the paper's), or `phi`, which learns to."""
-    taught_epochs: int = Field(default=16, ge=0)
+    taught_epochs: int = Field(default=16, ge=0, le=MOST)
     """Passes over the data with gold inputs, before those on rollouts; joint only."""
-    epochs: int = Field(default=8, ge=0)
+    epochs: int = Field(default=8, ge=0, le=MOST)
     """Passes over the data: on rollouts (joint), or for each layer (layerwise)."""
     limit: int | None = Field(default=None, ge=1, le=MOST_PROBLEMS)
     """Most training problems to learn from, the first ones; null: all of `precompute`."""
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: Count = 64
     """Problems per step."""
-    micro_batch_size: int | None = Field(default=None, ge=1)
+    micro_batch_size: Count | None = None
     """Problems per backward pass; null: the whole batch, or what fits into memory."""
     optimiser: OptimiserName = "muon"
     """muon takes fewer steps than adamw on small models."""
-    learning_rate: float = Field(default=8e-3, gt=0)
+    learning_rate: Rate = 8e-3
     """Highest learning rate of the schedule."""
-    checkpoint_steps: int = Field(default=200, ge=1)
+    checkpoint_steps: Count = 200
     """Steps between checkpoints; layerwise writes one after every layer instead."""
     start: Annotated[str | None, BeforeValidator(text_of_ratio)] = None
     """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4, or an adapter's folder; null: a new φ."""
@@ -271,21 +277,21 @@ class TrainPhiConfig(Section):
 class TrainPsiConfig(Section):
     """The answer decoder [DECODE_ψ] and the stop classifier [END_ψ]; also the baselines."""
 
-    lora_rank: int = Field(default=32, ge=1)
+    lora_rank: Count = 32
     """Rank of the adapter."""
-    lora_alpha: int = Field(default=32, ge=1)
+    lora_alpha: Count = 32
     """The adapter's output is scaled by lora_alpha / lora_rank."""
-    epochs: int = Field(default=4, ge=1)
+    epochs: Count = 4
     """Passes over the data."""
     limit: int | None = Field(default=None, ge=1, le=MOST_PROBLEMS)
     """Most training problems to learn from, the first ones; null: all of `precompute`."""
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: Count = 64
     """Problems per step."""
-    micro_batch_size: int | None = Field(default=None, ge=1)
+    micro_batch_size: Count | None = None
     """Problems per backward pass; null: the whole batch, or what fits into memory."""
     optimiser: OptimiserName = "muon"
     """muon takes fewer steps than adamw on small models."""
-    learning_rate: float = Field(default=4e-3, gt=0)
+    learning_rate: Rate = 4e-3
     """Highest learning rate of the schedule."""
     gradient_checkpointing: bool = False
     """Compute every layer again in the backward pass: less memory, more time."""
@@ -295,7 +301,7 @@ class TrainPsiConfig(Section):
     """Length of training rollouts: k, or up to 2 more as often as END might miss k."""
     end_threshold: float = 0.0
     """Logit that END must exceed to stop [0]; `ends: late` may want a higher one."""
-    checkpoint_steps: int = Field(default=200, ge=1)
+    checkpoint_steps: Count = 200
     """Steps between checkpoints, from which an interrupted run resumes."""
     start: str | None = None
     """Folder of an adapter to start from, such as another ψ; null: a new one."""
@@ -308,9 +314,9 @@ class EvalConfig(Section):
 
     limit: int | None = Field(default=1000, ge=1, le=MOST_PROBLEMS)
     """Most test problems."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: Count = 32
     """Problems per batch."""
-    shots: int = Field(default=4, ge=1)
+    shots: Count = 4
     """Solved training problems that few-shot prompting shows."""
     steps: Steps | None = None
     """Fewest and most reasoning steps of a test problem; null: data.steps."""
@@ -323,11 +329,11 @@ class DecodingConfig(Section):
 
     engine: EngineName = "fast"
     """`reference`: not merged, token by token as in the paper; equal up to rounding."""
-    cap_tokens: int = Field(default=200, ge=1)
+    cap_tokens: NumTokens = 200
     """Most contemplation tokens at r = 1; r times as many at r [h = 200r]."""
-    max_answer_tokens: int = Field(default=16, ge=1)
+    max_answer_tokens: NumTokens = 16
     """Most tokens of an answer."""
-    max_chain_tokens: int = Field(default=256, ge=1)
+    max_chain_tokens: NumTokens = 256
     """Most tokens of an explicit chain."""
 
 

@@ -54,6 +54,8 @@ MethodName = Literal["ccot", BaselineName]
 
 
 CCOT, GOLD = "ccot", "gold"
+MOST_PROBLEMS = 10_000_000
+"""Highest limit on problems: they are held in memory, about a kilobyte each."""
 USUAL_RATIO = Decimal("0.1")
 """Ratio that is asked for by default."""
 EMBEDDED_RATIO = Decimal("0.3")

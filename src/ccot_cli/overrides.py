@@ -84,6 +84,10 @@ _KINDS = {
 """What to say of a value of the wrong kind, by the first word of pydantic's name for the error."""
 
 
+def _grouped(limit: float) -> str:
+    return f"{limit:,}".removesuffix(".0")
+
+
 def _in_plain_words(error: ErrorDetails) -> str:
     limits = error.get("ctx", {})
     match error["type"]:
@@ -92,7 +96,7 @@ def _in_plain_words(error: ErrorDetails) -> str:
         case "greater_than_equal":
             return f"a number of at least {limits['ge']:g} is needed"
         case "less_than_equal":
-            return f"a number of at most {limits['le']} is needed"
+            return f"a number of at most {_grouped(limits['le'])} is needed"
         case "literal_error":
             return f"{limits['expected']} is needed"
         case "missing" | "too_short":

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -217,6 +218,19 @@ class TestStopping:
             ["sh", "-c", f"{sys.executable} -m ccot_cli --version <&- >&-"], capture_output=True, text=True, check=False
         )
         assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_a_full_stdout_is_exit_5_and_named(self) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "ccot_cli", "problems"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == 5
+        assert done.stderr.startswith("error: stdout takes no more: no space left on device\nfix:   ")
 
     def test_a_second_signal_leaves_at_once(self) -> None:
         with ccot("wait", "x", code=STUBBORN) as process:

@@ -147,6 +147,15 @@ def test_fingerprints_travel_unchanged(trained: Path, model_folder: Path, capsys
         assert old.fingerprint == new.fingerprint
 
 
+def test_a_damaged_import_is_not_trained_from_nothing(trained: Path, model_folder: Path, capsys: Output) -> None:
+    output(capsys, "export", "methods.zip")
+    output(capsys, "import", "methods.zip", "-w", "new", "--model", str(model_folder))
+    [*_, weights] = sorted(Path("new/train-psi/r0.10").rglob("*.safetensors"))
+    weights.unlink()
+    _, err = output(capsys, "ask", QUESTION, "-w", "new", "--ratio", "0.1", code=4)
+    assert "fix:   put it back from a copy; to make it again, ccot precompute" in err
+
+
 @pytest.mark.parametrize(
     ("asked", "exported"),
     [

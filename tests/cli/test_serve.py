@@ -372,7 +372,7 @@ class TestAsk:
         port = urlsplit(url).port
         assert err == f"error: no server answers at {url}: connection refused\nfix:   ccot serve --port {port}\n"
 
-    @pytest.mark.parametrize("address", ["ftp://x", "http://", "http://x:port", "http://[x"])
+    @pytest.mark.parametrize("address", ["ftp://x", "http://", "http://x:port", "http://[x", "not a url"])
     def test_an_address_that_is_none_is_exit_2(self, capsys: Output, address: str) -> None:
         _, err = output(capsys, "ask", "--server", address, "x", code=2)
         assert "no address of a server" in err

@@ -49,6 +49,19 @@ def test_the_nearest_gold_states_have_a_table_of_their_own_if_there_are_any(
     assert max(map(cell_len, lines)) <= 80
 
 
+def test_a_narrow_terminal_breaks_words_and_no_numbers(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    print_note_table(TABLE, align=ALIGN)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err).splitlines()
+    assert max(map(cell_len, lines)) <= 60
+    numbers = [column for column, side in enumerate(ALIGN) if side == ">"]
+    firsts = [next(line for line in lines if line.strip().startswith(row[0])) for row in TABLE[1:]]
+    assert all(row[column] in line for row, line in zip(TABLE[1:], firsts, strict=True) for column in numbers)
+    assert sum(line.count("thousands") for line in lines) == sum("".join(row).count("thousands") for row in TABLE)
+
+
 def test_the_answers_after_swaps_have_a_table_of_their_own_if_there_are_any() -> None:
     assert swapped_table(THOUGHTS) == []
     assert swapped_table([replace(THOUGHTS[0], swapped="31"), THOUGHTS[1]])[1:] == [("1", "31")]

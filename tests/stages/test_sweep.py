@@ -13,6 +13,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.stages import evaluate, sweep
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.workspace.lock import lock
+from ccot_cli.workspace.workspace import Workspace
 from stages.runs import RATIO, MakeRun
 
 
@@ -82,6 +83,38 @@ def test_a_sweep_compares_methods_on_test_problems(make_run: MakeRun) -> None:
     assert [(row.epochs, row.split, row.seconds) for row in more] == [(3, "validation", None)]
     assert more[0].num_steps == 3 * rows[2].num_steps // rows[2].epochs
     assert "direct-e3" in run.workspace.keys("train-baseline")
+
+
+def test_what_is_set_for_all_cells_replaces_nothing_of_the_workspace(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    before = run.workspace.require("train-psi", "r0.10").fingerprint
+    workspace = Workspace(run.workspace.root, run.settings)
+    given = {"train_phi.learning_rate": 0.002, "train_phi.checkpoint_steps": 7, "train_psi.epochs": 2}
+    settings = override(run.settings, given)
+    rows = sweep.run(workspace, settings, [RATIO], {"seed": [0, 1]}, overrides=tuple(given), progress=Progress())
+    assert [(row.epochs, row.settings, row.seeds) for row in rows] == [(2, {"train_phi.learning_rate": 0.002}, [0, 1])]
+    assert run.workspace.require("train-psi", "r0.10").fingerprint == before
+    key = "r0.10-phi-learning-rate-0.002"
+    assert run.workspace.keys("train-phi") == ["r0.10", key, f"{key}-s1"]
+    assert run.workspace.keys("train-psi") == ["r0.10", f"{key}-e2", f"{key}-e2-s1"]
+    # What is varied counts more than what is set.
+    rows = sweep.run(workspace, settings, [RATIO], {"epochs": [1]}, overrides=tuple(given), progress=Progress())
+    assert [row.epochs for row in rows] == [1]
+
+
+def test_a_grid_with_an_impossible_cell_is_refused_before_anything_is_trained(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    with pytest.raises(UsageError, match="autoregressive_layer is 99, but"):
+        sweep.run(run.workspace, run.settings, [RATIO], {"layer": [1, 99]}, progress=Progress())
+    methods = ("direct", "icot")
+    with pytest.raises(UsageError, match="icot needs at least two epochs"):
+        sweep.run(run.workspace, run.settings, [RATIO], {}, methods=methods, progress=Progress())
+    assert not any(run.workspace.finished(stage) for stage in ("score", "train-phi", "train-baseline"))
 
 
 def test_a_sweep_has_one_seed_for_all_stages(make_run: MakeRun) -> None:

@@ -40,7 +40,7 @@ from ccot_cli.cli import (
     train_psi,
     verify,
 )
-from ccot_cli.cli.console import is_colour_unwanted, print_line, print_note
+from ccot_cli.cli.console import is_colour_unwanted, leave_stdout, print_line, print_note
 from ccot_cli.cli.options import command_line
 from ccot_cli.errors import CcotError, ResourceError, UsageError
 from ccot_cli.files import is_full, no_room
@@ -137,8 +137,7 @@ def run(arguments: list[str]) -> int:
         ranks.leave()
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the pipe has left. Python flushes again on exit, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_stdout()  # The reader of the pipe has left.
         return 1
     except Exception as error:
         if DEBUG in arguments:

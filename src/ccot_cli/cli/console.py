@@ -15,6 +15,8 @@ from unicodedata import bidirectional, category
 
 from rich.console import Console
 
+from ccot_cli.errors import ResourceError
+from ccot_cli.files import is_full
 from ccot_cli.progress import Progress
 
 LINE_EVERY_SECONDS = 30.0
@@ -55,8 +57,21 @@ def print_line(text: str) -> None:
 
 
 def _write_line(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        if not is_full(error):
+            raise
+        leave_stdout()
+        raise ResourceError(
+            f"stdout takes no more: {str(error.strerror).lower()}", fix="free some space there and run it again"
+        ) from None
+
+
+def leave_stdout() -> None:
+    """Write nowhere from now on, because Python writes what is left again on exit, which must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_note(text: str) -> None:
@@ -152,7 +167,8 @@ def print_note_table(rows: Sequence[Sequence[str]], *, align: str) -> None:
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title, side in zip(rows[0], align, strict=True):
-        table.add_column(title, justify="right" if side == ">" else "left", no_wrap=True)
+        # In a narrow terminal words take several lines, numbers do not.
+        table.add_column(title, justify="right" if side == ">" else "left", no_wrap=side == ">", overflow="fold")
     for row in rows[1:]:
         table.add_row(*row)
     console.print(table)

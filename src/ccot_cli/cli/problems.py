@@ -16,6 +16,7 @@ from ccot_cli.cli.options import (
     WorkspaceOption,
     resolve_anywhere,
 )
+from ccot_cli.names import MOST_PROBLEMS
 
 
 def problems(
@@ -28,7 +29,9 @@ def problems(
             rich_help_panel=WHAT,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Most problems.", rich_help_panel=WHAT)] = 5,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=MOST_PROBLEMS, metavar="N", help="Most problems.", rich_help_panel=WHAT)
+    ] = 5,
     data: DataOption = None,
     steps: StepsOption = None,
     seed: SeedOption = None,

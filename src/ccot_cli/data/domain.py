@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ class Domain:
 
 def doubt(confidence: float) -> str:
     """Say that a reply is not sure enough."""
-    return f"the model is not sure of a number (confidence {confidence:.2f})"
+    # Rounded down: what is below a limit must not look as if it were 1.
+    return f"the model is not sure of a number (confidence {floor(100 * confidence) / 100:.2f})"
 
 
 def _least_score(question: Question) -> float:

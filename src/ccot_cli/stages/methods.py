@@ -121,8 +121,7 @@ class Methods:
         """
         for name in names:
             if name not in (ALL, *METHODS, *PROMPTING):
-                known = ", ".join((*METHODS, *PROMPTING))
-                raise UsageError(f"there is no method {name!r}", fix=f"{ALL}, or some of {known}")
+                raise UsageError(f"there is no method {name!r}", fix=f"there are {', '.join((*METHODS, *PROMPTING))}")
         is_all = ALL in names
         entries = sorted(self._entries(PROMPTING if is_all else names), key=_sort_key)
         for ratio in ratios:

@@ -13,16 +13,17 @@ from hashlib import sha256
 from itertools import product
 from typing import Any, NamedTuple
 
-from ccot_cli.config import Settings, stage_config
+from ccot_cli.config import WITHOUT_EFFECT, Settings, stage_config
 from ccot_cli.data.problems import Problem
 from ccot_cli.errors import UsageError
 from ccot_cli.models.methods.loading import fixed_ratio
 from ccot_cli.models.training.recipes.registry import RECIPES
-from ccot_cli.names import CCOT, GOLD, SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
+from ccot_cli.names import CCOT, GOLD, PRECOMPUTE, SCORE, STAGES, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI, ratio_name
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.evaluate import measure, problems_to_ask
+from ccot_cli.stages.inputs import load_matching_theta
 from ccot_cli.stages.methods import Methods, baseline_key, find_methods
 from ccot_cli.stages.statistics import interval
 from ccot_cli.workspace.workspace import Workspace
@@ -242,6 +243,11 @@ def with_varied(
     return found
 
 
+def _may_vary(setting: str) -> bool:
+    section, _, name = setting.partition(".")
+    return section in SECTIONS and name not in WITHOUT_EFFECT.get(section, ())
+
+
 def _get(settings: Settings, dotted: str) -> Any:
     section, name = dotted.split(".")
     return getattr(getattr(settings, section), name)
@@ -261,7 +267,9 @@ def run(
     """Run the stages of every cell that are not ready, and return the table: a row for each group of seeds.
 
     Args:
+        settings: The workspace's own, changed by what the command line gave for every cell.
         num_test: How many test problems to compare on; None compares on the validation problems.
+        overrides: Settings, as `section.setting`, that the command line gave.
 
     Raises:
         MissingError: if `precompute` has not run.
@@ -269,11 +277,17 @@ def run(
             changes together differ.
         BusyError: if another process works on this workspace, and a cell is not made yet.
     """
-    _refuse_mixed(settings, ("seed", *grid))
-    grid_cells = list(cells(settings, ratios, grid, methods))
-    _refuse_useless(settings, grid, grid_cells)
+    # What the command line sets for all cells is in their keys, too: none of them replaces the workspace's own.
+    given = [name for name in overrides if _may_vary(name)]
+    own = override(settings, {name: _get(workspace.settings, name) for name in given})
+    in_grid = {setting for name in grid for setting in _dimension(name).settings}
+    fixed = {name: [_get(settings, name)] for name in given if name not in in_grid}
+    _refuse_mixed(own, ("seed", *grid))
+    grid_cells = list(cells(own, ratios, with_varied(own, grid, fixed), methods))
+    _refuse_useless(own, grid, grid_cells)
     if any(workspace.artifact(cell.stage, cell.key(cell.stage)) is None for cell in grid_cells):
         workspace.refuse_while_busy()
+        _refuse_impossible(workspace, settings, grid_cells)
     results: list[tuple[Cell, _CellResult]] = []
     for number, cell in enumerate(grid_cells, start=1):
         progress.say(f"cell {number} of {len(grid_cells)}: {cell.method} {cell.key(cell.stage)}")
@@ -302,6 +316,17 @@ def _refuse_useless(settings: Settings, grid: Mapping[str, Sequence[Any]], grid_
         if values and not has_effect and {*values} != {_get(settings, _dimension(name).settings[0])}:
             option = f"--{name}" if name in DIMENSIONS else f"--vary {name}=…"
             raise UsageError(f"{name} changes no result of this sweep", fix=f"leave out {option}")
+
+
+def _refuse_impossible(workspace: Workspace, settings: Settings, grid_cells: Sequence[Cell]) -> None:
+    """Refuse a grid of which any cell cannot be trained, before the first one is."""
+    theta = load_matching_theta(settings, workspace.require(PRECOMPUTE))
+    for cell in grid_cells:
+        changed = override(settings, cell.changes)
+        if cell.method == CCOT:
+            train_phi.check(changed.train_phi, theta)
+        else:
+            RECIPES[cell.method].check(changed.train_psi)
 
 
 def _train(

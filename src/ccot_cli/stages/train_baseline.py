@@ -69,9 +69,10 @@ def run(
     Raises:
         MissingError: if `precompute` has not run, or `score` for a method that reads gold states, or there is no
             adapter to start from.
-        UsageError: if the adapter to start from has another rank or alpha.
+        UsageError: if the adapter to start from has another rank or alpha, or a curriculum has one epoch only.
         ResourceError: if a single problem does not fit into memory.
     """
+    RECIPES[method].check(settings.train_psi)
     source = workspace.require(PRECOMPUTE)
     inputs = {PRECOMPUTE: source.fingerprint}
     scored = workspace.require(SCORE, selected or ratio_name(ratio)) if RECIPES[method].reads_gold else None

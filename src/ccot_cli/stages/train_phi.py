@@ -83,8 +83,8 @@ def run(
     if ready := ranks.first(lambda: ready_result(workspace, spec, TrainPhiResult)):
         return ready
     theta = load_matching_theta(settings, source)
+    check(settings.train_phi, theta)
     config = _with_layer(settings.train_phi, scored, theta, progress)
-    _check(config, theta)
     scored.check()
     adapters = Adapters(theta)
     attach(adapters, PHI, config, start)
@@ -112,12 +112,16 @@ def run(
     return result
 
 
-def _check(config: TrainPhiConfig, theta: Theta) -> None:
-    """Refuse settings that this model cannot be trained with."""
-    if config.layer > theta.num_layers:
+def check(config: TrainPhiConfig, theta: Theta) -> None:
+    """Refuse settings that this model cannot be trained with.
+
+    Raises:
+        UsageError: if it has no such layer, or φ would be trained for no epoch.
+    """
+    if config.autoregressive_layer != AUTO and config.layer > theta.num_layers:
         raise UsageError(
             f"autoregressive_layer is {config.layer}, but {theta.name} has {theta.num_layers} layers",
-            fix=f"set train_phi.autoregressive_layer in ccot.yaml, for example to {AUTO}",
+            fix=f"take {theta.num_layers} or less, or {AUTO}, which finds one",
         )
     if config.taught_epochs + config.epochs == 0 or (config.schedule == "layerwise" and not config.epochs):
         raise UsageError("φ would be trained for no epoch at all", fix="set train_phi.epochs in ccot.yaml")

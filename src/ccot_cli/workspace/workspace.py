@@ -245,10 +245,11 @@ class Workspace:
                 f"{artifact.name} of {self.name} is stale: {changes[0]}", fix=self.command_for(stage, key)
             )
         if not artifact.is_complete():
-            raise CorruptError(
-                f"a file of {artifact.name} in {self.name} is missing or has another size",
-                fix=self.command_for(stage, key),
-            )
+            fix, origin = self.command_for(stage, key), self.artifact(PRECOMPUTE)
+            if stage != PRECOMPUTE and origin is not None and origin.is_bare():
+                # As after an import: there is nothing to make it from.
+                fix = f"put it back from a copy; to make it again, {self.command_for(PRECOMPUTE, None)} comes first"
+            raise CorruptError(f"a file of {artifact.name} in {self.name} is missing or has another size", fix=fix)
         return artifact
 
     def ready(self, spec: ArtifactSpec) -> Artifact | None:
@@ -269,9 +270,10 @@ class Workspace:
             changed = differing_settings(manifest.config, spec.config)
             if changed and changed.keys() <= {*manifest.overrides} - {*spec.overrides}:
                 options = ", ".join(f"{name} = {json.dumps(then)}" for name, (then, _) in changed.items())
+                again = self.command(*manifest.command) if manifest.command else ""
                 raise UsageError(
                     f"{folder.relative_to(self.root)} of {self.name} was made with {options}, and would be replaced",
-                    fix=f"{self.typed_for(spec.stage, spec.key) or 'give the same options'}, or remove {folder}",
+                    fix=f"{again or 'give the same options'}, or remove {folder}",
                 )
         return None
 
@@ -392,11 +394,12 @@ class Workspace:
         return f"an interrupted {spec.stage} is deleted, not resumed: {why}"
 
     def typed_for(self, stage: str, key: str | None) -> str | None:
-        """Return the command that began or made an artifact; None if it is not recorded."""
+        """Return the command that made an artifact, or began one that is not finished; None if it is not recorded."""
         with suppress(CorruptError):
-            finished, begun = self.artifact(stage, key), self._begun(stage, key)
-            if typed := (begun and begun.command) or (finished and finished.manifest.command):
-                return self.command(*typed)
+            finished = self.artifact(stage, key)
+            manifest = finished.manifest if finished else self._begun(stage, key)
+            if manifest and manifest.command:
+                return self.command(*manifest.command)
         return None
 
     def command_for(self, stage: str, key: str | None) -> str:

@@ -32,7 +32,7 @@ def test_a_curriculum_of_one_epoch_is_refused_and_of_two_ends_without_the_chain(
     setup = make_setup(adapters, epochs=2)
     for kind in (CoconutRecipe, ImplicitCotRecipe):
         with pytest.raises(UsageError, match="two epochs"):
-            kind().training(make_setup(adapters, epochs=1))
+            kind.check(make_setup(adapters, epochs=1).config)
         marker = llama.encoder.answer_marker
         answers = [[*marker, *each.answer] for each in setup.problems]
         assert [each.answer for each in examples_of(kind().training(setup), 1)] == answers

@@ -66,14 +66,8 @@ class RecipeSetup:
 
     @property
     def num_falling(self) -> int:
-        """Number of epochs until nothing of the chain is left; the last quarter, at least one, is without a chain.
-
-        Raises:
-            UsageError: if there is one epoch only, which would leave none without a chain.
-        """
+        """Number of epochs until nothing of the chain is left; the last quarter, at least one, is without a chain."""
         epochs = self.config.epochs
-        if epochs < 2:
-            raise UsageError("a curriculum needs at least two epochs: with the chain and without it", fix="--epochs 8")
         return min(epochs - 1, max(1, round((1 - ANSWER_ONLY_FRACTION) * epochs)))
 
     def num_removed(self, epoch: int, length: int) -> int:
@@ -103,13 +97,23 @@ class Recipe(ABC):
     name: ClassVar[BaselineName]
     reads_gold: ClassVar[bool] = False
     """Whether it needs the gold states of selected tokens."""
+    has_curriculum: ClassVar[bool] = False
+    """Whether it removes the chain from epoch to epoch."""
 
-    def training(self, setup: RecipeSetup) -> PsiTraining:
-        """Make the training of ψ, and of what learns with it.
+    @classmethod
+    def check(cls, config: TrainPsiConfig) -> None:
+        """Refuse settings that it cannot be trained with.
 
         Raises:
-            UsageError: if a curriculum has fewer than two epochs.
+            UsageError: if a curriculum has one epoch only, which would leave none without a chain.
         """
+        if cls.has_curriculum and config.epochs < 2:
+            raise UsageError(
+                f"{cls.name} needs at least two epochs: with the chain and without it", fix="--epochs 8, for example"
+            )
+
+    def training(self, setup: RecipeSetup) -> PsiTraining:
+        """Make the training of ψ, and of what learns with it."""
         return self._training(setup, [self.example(setup, each) for each in setup.problems])
 
     def _training(

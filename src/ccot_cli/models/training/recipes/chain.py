@@ -49,6 +49,7 @@ class ImplicitCotRecipe(Recipe):
     """Stepwise internalisation: the first epoch has whole chains, the last quarter of the epochs none."""
 
     name = "icot"
+    has_curriculum = True
     SMOOTHING = 4.0
     """Rate of the exponential distribution that draws how many more tokens are removed (the published lambda)."""
 

@@ -38,6 +38,7 @@ class CoconutRecipe(Recipe):
     """The first epoch has whole chains, the last quarter of the epochs latent thoughts alone."""
 
     name = "coconut"
+    has_curriculum = True
 
     def training(self, setup: RecipeSetup) -> PsiTraining:
         lines = [setup.adapters.theta.encoder.lines(each.chain) for each in setup.problems]
