@@ -11,6 +11,7 @@ import typer
 import yaml
 
 from ccot_cli.cli.app import app, run
+from ccot_cli.cli.options import read_set
 from ccot_cli.config import Settings
 from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, families
 from ccot_cli.data.grammar import NUMBER_WORDS
@@ -123,17 +124,7 @@ def test_the_tutorial_ends_with_the_settings_of_the_demo(tmp_path: Path) -> None
     from ccot_cli.cli import demo
 
     (tmp_path / "ccot.yaml").write_text(blocks("docs/tutorial.md", "yaml")[-1], encoding="utf-8")
-    changes = {
-        "ratios": (demo.RATIO,),
-        "data.limit": demo.NUM_TRAIN,
-        "data.subset": demo.SUBSET,
-        "data.largest": demo.LARGEST,
-        "data.steps": demo.STEPS,
-        "train_phi.taught_epochs": demo.TAUGHT_EPOCHS,
-        "train_phi.epochs": demo.EPOCHS,
-        "train_psi.epochs": demo.ANSWER_EPOCHS,
-        "eval.limit": demo.NUM_TEST,
-    }
+    changes = dict(map(read_set, demo.SETS))
     assert load_settings(tmp_path / "ccot.yaml") == override(Settings(), changes)
 
 

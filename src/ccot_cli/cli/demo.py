@@ -16,11 +16,18 @@ from ccot_cli.names import SETTINGS_FILE
 QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 RATIO = Decimal("0.3")
 """Three tokens for each line of a chain, which φ learns far sooner than one."""
-SUBSET, STEPS, LARGEST = "sums", (2, 2), 50
+SETS = (
+    f"ratios=[{RATIO}]",
+    "data.subset=sums",
+    "data.limit=3000",
+    "data.steps=[2, 2]",
+    "data.largest=50",
+    "train_phi.taught_epochs=8",
+    "train_phi.epochs=4",
+    "train_psi.epochs=9",
+    "eval.limit=400",
+)
 """Few forms of short problems, and small numbers, because φ and ψ learn these within minutes."""
-SETS = (f"ratios=[{RATIO}]", f"data.subset={SUBSET}", f"data.largest={LARGEST}")
-NUM_TRAIN, NUM_TEST = 3000, 400
-TAUGHT_EPOCHS, EPOCHS, ANSWER_EPOCHS = 8, 4, 9
 
 
 def demo(
@@ -58,23 +65,21 @@ def _run_all(folder: Path, threads: int | None) -> None:
         _show("init", str(folder), *(word for each in SETS for word in ("--set", each)))
         init.init(folder, sets=[*SETS])
     where = ("-w", str(folder), *(("--threads", str(threads)) if threads else ()))
-    _show("precompute", *where, "--limit", str(NUM_TRAIN), "--steps", *map(str, STEPS))
-    precompute.precompute(folder=folder, limit=NUM_TRAIN, steps=STEPS, threads=threads)
-    _show("score", *where, "--ratio", f"{RATIO}")
-    score.score(folder=folder, ratio=[RATIO], threads=threads)
-    epochs = ("--taught-epochs", str(TAUGHT_EPOCHS), "--epochs", str(EPOCHS))
-    _show("train-phi", *where, "--ratio", f"{RATIO}", *epochs)
-    train_phi.train_phi(folder=folder, ratio=[RATIO], taught_epochs=TAUGHT_EPOCHS, epochs=EPOCHS, threads=threads)
-    _show("train-psi", *where, "--ratio", f"{RATIO}", "--epochs", str(ANSWER_EPOCHS))
-    train_psi.train_psi(folder=folder, ratio=[RATIO], epochs=ANSWER_EPOCHS, threads=threads)
-    _show("train-baseline", "direct", *where, "--epochs", str(ANSWER_EPOCHS))
-    train_baseline.train_baseline("direct", folder=folder, epochs=ANSWER_EPOCHS, threads=threads)
-    _show("eval", *where, "--limit", str(NUM_TEST))
-    eval.evaluate(folder=folder, limit=NUM_TEST, threads=threads)
-    _show("ask", *where, "--ratio", f"{RATIO}", QUESTION)
-    ask.ask(QUESTION, ratio=RATIO, folder=folder, threads=threads)
-    _show("ask", *where, "--ratio", "1", QUESTION)
-    ask.ask(QUESTION, ratio=Decimal(1), folder=folder, threads=threads)
+    _show("precompute", *where)
+    precompute.precompute(folder=folder, threads=threads)
+    _show("score", *where)
+    score.score(folder=folder, threads=threads)
+    _show("train-phi", *where)
+    train_phi.train_phi(folder=folder, threads=threads)
+    _show("train-psi", *where)
+    train_psi.train_psi(folder=folder, threads=threads)
+    _show("train-baseline", "direct", *where)
+    train_baseline.train_baseline("direct", folder=folder, threads=threads)
+    _show("eval", *where)
+    eval.evaluate(folder=folder, threads=threads)
+    for ratio in (RATIO, Decimal(1)):
+        _show("ask", *where, "--ratio", f"{ratio}", QUESTION)
+        ask.ask(QUESTION, ratio=ratio, folder=folder, threads=threads)
 
 
 def _show(*words: str) -> None:
