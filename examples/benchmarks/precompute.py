@@ -64,7 +64,7 @@ class Bench:
     def forward(self) -> None:
         """Run the model over all solutions, and keep nothing."""
         lengths = [len(row) for row in self.rows]
-        for batch in plan_batches(lengths, batch_tokens=self.settings.precompute.batch_tokens):
+        for batch in plan_batches(lengths, batch_tokens=self.theta.pass_tokens):
             ids_BT, mask_BT = pad_right([self.rows[number] for number in batch], fill=self.theta.pad_id)
             self.theta.model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False, logits_to_keep=1)
 

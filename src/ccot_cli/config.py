@@ -202,8 +202,8 @@ class DataConfig(Section):
 class PrecomputeConfig(Section):
     """Gold hidden states of whole solutions."""
 
-    batch_tokens: Count = 8192
-    """Most tokens in one forward pass, padding included."""
+    batch_tokens: Count | None = None
+    """Most tokens in one forward pass, padding included; null: 1,024 on a CPU, 8,192 on a GPU."""
     shard_megabytes: Count = 256
     """Largest size of one file of hidden states."""
     max_disk: float | None = Field(default=None, gt=0, le=MOST)

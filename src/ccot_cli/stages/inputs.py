@@ -74,6 +74,11 @@ def building(
     ranks.first(lambda: None)
 
 
+def pass_tokens(theta: Theta, settings: Settings) -> int:
+    """Return the most tokens in one forward pass that computes gold states, padding included."""
+    return settings.precompute.batch_tokens or theta.pass_tokens
+
+
 def recorded_model(settings: Settings, source: Artifact) -> dict[str, Any]:
     """Return the settings of the model that `precompute` ran.
 

@@ -31,7 +31,7 @@ from ccot_cli.models.training.queries import FreshQueries
 from ccot_cli.names import CCOT, SCORE, ratio_name
 from ccot_cli.progress import Progress
 from ccot_cli.stages.evaluate import problems_to_ask
-from ccot_cli.stages.inputs import short_enough
+from ccot_cli.stages.inputs import pass_tokens, short_enough
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.stages.patching import Moves, Solved, count_moves, replace_each
 from ccot_cli.stages.score import kinds_of
@@ -143,8 +143,9 @@ def run(
     train = sorted(fitted, key=lambda problem: len(problem.question))
     encoded, encoded_train = theta.encoder.problems(problems), theta.encoder.problems(train)
     method.adapters.use(None)
-    selector = _selector(workspace, theta, encoded_train, method.ratio, settings.precompute.batch_tokens)
-    examples, positions = _select(theta, encoded, selector, settings.precompute.batch_tokens)
+    batch_tokens = pass_tokens(theta, settings)
+    selector = _selector(workspace, theta, encoded_train, method.ratio, batch_tokens)
+    examples, positions = _select(theta, encoded, selector, batch_tokens)
     error_IK, error_cases_K = _errors(method, examples, progress)
     states = _states(method, problems, "contemplation tokens", progress)
     train_states = _states(method, train, "contemplation tokens to fit probes on", progress)

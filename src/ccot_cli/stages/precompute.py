@@ -19,7 +19,7 @@ from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
 from ccot_cli.models.selection.gold import STORED_DTYPE, fits, gold_states, solution_order
 from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import building
+from ccot_cli.stages.inputs import building, pass_tokens
 from ccot_cli.stages.problems import PROBLEMS_FILE, StoredProblem, digest, json_lines, stored_problems
 from ccot_cli.stages.sharing import write_records
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
@@ -89,7 +89,7 @@ def run(
         ranks.first(lambda: _write_problems(build.folder, stored))
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
         result = replace(plan, num_shards=num_shards, seconds=seconds)
-        build.summary.update(asdict(result), batch_tokens=settings.precompute.batch_tokens)
+        build.summary.update(asdict(result), batch_tokens=pass_tokens(theta, settings))
     return result
 
 
@@ -103,10 +103,11 @@ def _write_states(
 ) -> None:
     config = settings.precompute
     indices = range(theta.num_layers + 1) if plan.is_every_index else [config.scorer_layer]
+    batch_tokens = pass_tokens(theta, settings)
 
     def make(wanted: frozenset[int]) -> Iterator[Record]:
         states = gold_states(
-            theta, encoded, indices=indices, batch_tokens=config.batch_tokens, dtype=STORED_DTYPE, wanted=wanted
+            theta, encoded, indices=indices, batch_tokens=batch_tokens, dtype=STORED_DTYPE, wanted=wanted
         )
         return (make_record(number, encoded[number], states_JID) for number, states_JID in states)
 

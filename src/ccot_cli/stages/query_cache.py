@@ -20,7 +20,6 @@ from ccot_cli.workspace.workspace import Workspace, queries_prefix
 
 MOST_BYTES = 32 * 10**9
 MOST_OF_FREE_SPACE = 0.5
-BATCH_TOKENS = 8192
 
 
 def open_queries(
@@ -71,7 +70,7 @@ def _filled(
             if not old.name.startswith(prefix):
                 old.unlink()
         with commit(path) as part, progress.task("queries under θ", total=len(queries), unit="problems") as advance:
-            for count in fill_queries(adapters, queries, part, batch_tokens=BATCH_TOKENS):
+            for count in fill_queries(adapters, queries, part, batch_tokens=adapters.theta.pass_tokens):
                 advance(count)
             seal(part)
     return path

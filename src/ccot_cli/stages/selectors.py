@@ -18,6 +18,7 @@ from ccot_cli.models.selection.scorer import Scorer
 from ccot_cli.models.selection.selector import NUM_SCORED, Selector, predictive_selector
 from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.progress import Progress
+from ccot_cli.stages.inputs import pass_tokens
 from ccot_cli.workspace.artifact import Artifact
 
 
@@ -75,7 +76,7 @@ def all_positions(selector: Selector, source: Artifact, problems: list[EncodedPr
 def _announcements(
     theta: Theta, source: Artifact, problems: list[EncodedProblem], settings: Settings, progress: Progress
 ) -> Tensor:
-    states = _last_states(theta, source, problems, settings.precompute.batch_tokens)
+    states = _last_states(theta, source, problems, pass_tokens(theta, settings))
     with progress.task("tokens that announce what is new", total=len(problems), unit="problems") as advance:
         return announcements(theta, problems, states, advance=advance)
 

@@ -7,7 +7,6 @@ from rollouts import LAYER, QUERIES
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.decoding import query
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.tensors.masks import pad_left
@@ -23,7 +22,7 @@ def test_queries_in_several_passes_leave_what_one_pass_leaves(
     together = CachedSequence.empty(3, theta.device)
     lower = theta.blocks.run_ids(ids, mask, together, last=layer)
     theta.blocks.run(lower, layer, theta.num_layers, together)
-    monkeypatch.setattr(query, "PASS_TOKENS", 13)  # two rows of six columns, and one
+    monkeypatch.setattr("ccot_cli.models.base.theta.CPU_PASS_TOKENS", 13)  # two rows of six columns, and one
     rows: list[int] = []
     theta.blocks.layers[0].register_forward_hook(lambda _layer, inputs, _output: rows.append(len(inputs[0])))
     sequence, first = encode_query(adapters, QUERIES, layer=layer)

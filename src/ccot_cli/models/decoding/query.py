@@ -12,9 +12,6 @@ from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.tensors.masks import pad_left
 
-PASS_TOKENS = 1024
-"""Most query tokens in one pass on a CPU, so that the states between layers stay in the CPU's caches."""
-
 
 def encode_query(
     adapters: Adapters, queries: list[list[int]], *, layer: int, adapter: str | None = None
@@ -44,7 +41,7 @@ def encode_query(
             fix="ask a shorter one",
         )
     adapters.use(adapter)
-    rows = max(1, PASS_TOKENS // num_columns) if theta.device.type == "cpu" else len(queries)
+    rows = max(1, theta.pass_tokens // num_columns) if theta.device.type == "cpu" else len(queries)
     parts = [
         _encode(theta, ids, mask, layer=layer)
         for ids, mask in zip(torch.split(ids_BN, rows), torch.split(mask_BN, rows), strict=True)

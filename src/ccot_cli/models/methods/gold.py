@@ -22,9 +22,6 @@ from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prep
 from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, place_gold, solution_ids
 from ccot_cli.models.selection.selector import Selector
 
-BATCH_TOKENS = 8192
-"""Limit of a batch in `gold_states`; one problem is one batch, whatever its length."""
-
 
 @dataclass
 class GoldMethod(AnswerMethod):
@@ -77,9 +74,7 @@ class GoldMethod(AnswerMethod):
             )
         self.adapters.use(None)
         indices = range(self.theta.num_layers + 1)
-        [(_, states_JID)] = gold_states(
-            self.theta, [problem], indices=indices, batch_tokens=BATCH_TOKENS, dtype=STORED_DTYPE
-        )
+        [(_, states_JID)] = gold_states(self.theta, [problem], indices=indices, batch_tokens=1, dtype=STORED_DTYPE)
         # The first gold row stands for z_0, the others for the chain.
         chain_MID = states_JID[1:]
         return chain_MID[self.selector.positions(problem, states_MD=chain_MID[:, self.selector.layer])]
