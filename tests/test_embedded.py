@@ -34,18 +34,18 @@ from ccot_cli.workspace.workspace import Workspace
 
 QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 
-
-MISSED = "A farmer has 15 cows and twice as many sheep. How many sheep does he have?"
+MISSED = "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
 TYPED = {
     QUESTION: "15",
-    "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?": "6",
+    MISSED: "6",
     "Sara has 3 boxes with 8 crayons each. How many crayons does she have?": "24",
     "There are 24 students in a class. 9 are boys. How many are girls?": "15",
     "30 cookies are shared equally among 5 kids. How many cookies does each kid get?": "6",
-    MISSED: "30",
+    "A farmer has 15 cows and twice as many sheep. How many sheep does he have?": "30",
+    "There are 4 bags with 6 apples each. Lily eats 3 apples. How many are left?": "21",
 }
 """What a new user types, and the answers."""
-LEAST = [("1", "test", 40), ("1", "unseen", 24), ("0.3", "test", 18), ("0.3", "unseen", 12)]
+LEAST = [("1", "test", 56), ("1", "unseen", 38), ("0.3", "test", 40), ("0.3", "unseen", 26), ("0.1", "test", 32)]
 """By ratio and split, right answers to 64 problems of one to three steps that must not be missed."""
 
 
@@ -88,13 +88,14 @@ def test_it_answers_what_a_new_user_types(typed: dict[str, AskResult], question:
     assert typed[question].answer == TYPED[question]
 
 
-@pytest.mark.xfail(strict=True, reason="the adapters at r = 0.3 add the cows (docs/results.md)")
+@pytest.mark.xfail(strict=True, reason="at r = 0.3 φ reads a 3 in the place of the 5 (docs/results.md)")
 def test_it_answers_the_question_that_it_misses(typed: dict[str, AskResult]) -> None:
     assert typed[MISSED].answer == TYPED[MISSED]
 
 
-def test_the_written_chain_answers_that_question() -> None:
-    assert Asker(None, Settings(), Decimal(1)).ask(MISSED).answer == TYPED[MISSED]
+@pytest.mark.parametrize("ratio", ["0.1", "1"])
+def test_another_ratio_and_the_written_chain_answer_that_question(ratio: str) -> None:
+    assert Asker(None, Settings(), Decimal(ratio)).ask(MISSED).answer == TYPED[MISSED]
 
 
 def test_its_decoder_writes_out_most_results_of_right_answers(methods: Methods) -> None:
@@ -146,7 +147,7 @@ def test_the_shipped_end_is_foretold(looks: list[int]) -> None:
     questions = [problem.question for problem in load_test(Settings().data, limit=30, seed=7)]
     method = find_methods(None, Settings()).load(Decimal("0.3"))
     tokens = sum(method.reply([question])[0][0].num_contemplation for question in questions)
-    assert len(looks) <= 38  # one for a question would be 30
+    assert len(looks) <= 44  # one for a question would be 30
     assert tokens <= sum(looks) <= tokens + 3
 
 
