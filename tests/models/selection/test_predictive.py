@@ -38,9 +38,14 @@ def test_surprisals_are_those_of_the_models_own_logits(theta: Theta) -> None:
         assert stored[number] == pytest.approx(expected, abs=0.1, rel=0.02)
 
 
+def generated(theta: Theta, count: int) -> list[EncodedProblem]:
+    made = islice(generate("validation", seed=1, steps=(1, 3)), count)
+    return theta.encoder.problems([Problem("", each.question, *split_solution(each.solution)) for each in made])
+
+
 def test_the_equals_sign_announces_most_and_numbers_little() -> None:
     theta = load_theta(ModelConfig())
-    problems = encoded_problems(theta, 60)
+    problems = generated(theta, 60)
     scores = announcements(theta, problems, last_states(theta, problems, batch_tokens=8192))
 
     def score(text: str) -> float:
@@ -124,7 +129,7 @@ def test_results_are_announced_by_the_token_before_them_however_numbers_are_spli
 
 def test_where_every_word_is_a_token_the_choice_is_that_of_tokens() -> None:
     theta = load_theta(ModelConfig())
-    problems = encoded_problems(theta, 40)
+    problems = generated(theta, 40)
     scores_V = torch.randn(theta.model.config.vocab_size, generator=torch.Generator().manual_seed(1))
     for ratio in (Decimal("0.05"), Decimal("0.1"), Decimal("0.3")):
         selector = predictive_selector(theta, problems, ratio, scores_V)
