@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS = sorted((DOCS / "data").glob("*.json"))
 
@@ -43,6 +45,11 @@ def test_every_file_of_data_is_shown_and_says_where_it_comes_from(tables: Module
             assert data["source"].keys() == {"command", "seeds", "n", "note", "recorded"}, record.name
             for line in data["source"]["command"]:
                 assert any(line in page for page in showing), f"{record.name}: no page that shows it has `{line}`"
+
+
+@pytest.mark.parametrize("record", [*RECORDS, EMBEDDED_FOLDER / "metrics.json"], ids=lambda path: path.name)
+def test_no_record_names_a_place_on_the_machine_that_measured(record: Path) -> None:
+    assert not re.findall(r'"(?:/|~)[^"]*"', record.read_text(encoding="utf-8"))
 
 
 def test_every_table_of_results_stands_between_markers(tables: ModuleType) -> None:

@@ -109,7 +109,7 @@ class _Server:
             parts = urlsplit(self._address)
             self._kind = {"http": HTTPConnection, "https": HTTPSConnection}[parts.scheme]
             self._host, self._port = parts.hostname or "", parts.port
-            self._kind(self._host, self._port)
+            self._kind(self._host, self._port)  # It refuses what can be no host's name.
         except (ValueError, KeyError, InvalidURL):
             self._host = ""
         if not self._host:

@@ -273,8 +273,8 @@ def run(
 
     Raises:
         MissingError: if `precompute` has not run.
-        UsageError: if no test problems are named, a value is refused or has no effect, or settings that a dimension
-            changes together differ.
+        UsageError: if no test problems are named, a value is refused or has no effect, settings that a dimension
+            changes together differ, or a cell cannot be trained.
         BusyError: if another process works on this workspace, and a cell is not made yet.
     """
     # What the command line sets for all cells is in their keys, too: none of them replaces the workspace's own.
@@ -320,13 +320,13 @@ def _refuse_useless(settings: Settings, grid: Mapping[str, Sequence[Any]], grid_
 
 def _refuse_impossible(workspace: Workspace, settings: Settings, grid_cells: Sequence[Cell]) -> None:
     """Refuse a grid of which any cell cannot be trained, before the first one is."""
-    theta = load_matching_theta(settings, workspace.require(PRECOMPUTE))
     for cell in grid_cells:
-        changed = override(settings, cell.changes)
-        if cell.method == CCOT:
-            train_phi.check(changed.train_phi, theta)
-        else:
-            RECIPES[cell.method].check(changed.train_psi)
+        if cell.method != CCOT:
+            RECIPES[cell.method].check(override(settings, cell.changes).train_psi)
+    if ours := [cell for cell in grid_cells if cell.method == CCOT]:
+        theta = load_matching_theta(settings, workspace.require(PRECOMPUTE))
+        for cell in ours:
+            train_phi.check(override(settings, cell.changes).train_phi, theta)
 
 
 def _train(
