@@ -33,6 +33,7 @@ from ccot_cli.data.problems import load_training
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
 from ccot_cli.models.base.adapters import PHI
+from ccot_cli.models.base.history import read_history, write_history
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.names import (
     ADAPTER_CONFIG_FILE,
@@ -94,17 +95,18 @@ FOR_BASELINES: dict[str, Any] = {
 SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct",)
 
 
-def write_problems(people: Path, path: Path) -> None:
+def write_problems(people: Path, path: Path, seed: int) -> None:
     """Write the problems that the methods learn from: people's, these with other numbers, and generated ones.
 
     Args:
         people: GSM8K's training file.
         path: Where to write, unless it is there already.
+        seed: Of the generated problems.
     """
     if path.exists():
         return
     rng, stems = random.Random("methods"), replaceable_stems()
-    generated = generate("train", seed=GENERATOR_SEED, steps=STEPS)
+    generated = generate("train", seed=seed, steps=STEPS)
     told = read_people(people)
     solutions = dict(told)
     for _ in range(NUM_RETELLINGS):
@@ -180,6 +182,8 @@ def ship_adapter(source: Path, target: Path) -> None:
     tensors = load_file(source / ADAPTER_FILE)
     with commit(target / ADAPTER_FILE) as part:
         save_file({name: each.bfloat16() for name, each in tensors.items()}, part)
+    if (history := read_history(source)) is not None:
+        write_history(history, target)
     # The base model's path on this machine is of no use elsewhere.
     config = json.loads((source / ADAPTER_CONFIG_FILE).read_text())
     write_json(target / ADAPTER_CONFIG_FILE, {**config, "base_model_name_or_path": None})
@@ -299,6 +303,7 @@ def main(
             help="Methods of an earlier θ, outside the package, whose φ the new ones go on from.", exists=True
         ),
     ] = None,
+    generator_seed: Annotated[int, typer.Option(help="Of the generated problems to learn from.")] = GENERATOR_SEED,
     test_people: Annotated[
         Path | None, typer.Option(help="Test problems that people wrote, as research/people.py chooses them.")
     ] = None,
@@ -306,7 +311,7 @@ def main(
     """Train the methods of the embedded model, and write its record of questions and its card."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     if only == "all":
-        write_problems(people, PROBLEMS_FILE)
+        write_problems(people, PROBLEMS_FILE, generator_seed)
         train_methods(start)
     if only in ("all", "calibration"):
         calibrate_methods()

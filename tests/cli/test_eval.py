@@ -17,6 +17,13 @@ def test_eval_prints_one_json_object(trained: Path, capsys: Output) -> None:
     result = json.loads(out)
     assert [(row["method"], row["ratio"]) for row in result["rows"]] == [("direct", 0.0), ("ccot", 0.1), ("cot", 1.0)]
     assert {"n", "accuracy", "low", "high", "seconds_mean", "contemplation_tokens_mean"} <= result["rows"][0].keys()
+    runs = [
+        {adapter: [(run["steps"], run["problems"], run["passes"]) for run in runs]}
+        for row in result["rows"]
+        for adapter, runs in row["training"].items()
+    ]
+    # 12 problems, two batches: φ has a pass on gold inputs and one on rollouts.
+    assert runs == [{"psi": [(2, 12, 1)]}, {"phi": [(4, 12, 2)]}, {"psi": [(2, 12, 1)]}]
     assert result["folder"] is None
     assert not (trained / "eval").exists()
 
@@ -43,7 +50,7 @@ def test_eval_shows_controls_and_baselines_beside_the_method(trained: Path, caps
     out, _ = output(capsys, "eval", "--ratio", "0.1", "--controls", "--no-save")
     named = [line.split("  ")[0].strip() for line in out.splitlines() if re.search(r"  0\.1  ", line)]
     names = ["ccot", "ccot, zeroed", "ccot, shuffled", "ccot, noise", "ccot, untrained", "pause"]
-    assert named == 2 * names  # by method, and by steps
+    assert named == [*names, *names, "ccot", "ccot", "pause"]  # by method, by steps, and by adapter
     out, _ = output(capsys, "status", "--format", "json")
     assert {"stage": "train-baseline", "key": "pause-r0.10", "state": "ready"}.items() <= next(
         row for row in json.loads(out)["artifacts"] if row["key"] == "pause-r0.10"
@@ -64,7 +71,7 @@ def test_methods_are_chosen_by_name_and_shown_in_every_format(trained: Path, cap
     assert [(pair["method"], pair["than"]) for pair in result["pairs"]] == [("few-shot", "direct")]
     assert result["traits"]["few-shot"]["format"] == "discrete"
     out, _ = output(capsys, "eval", "--limit", "4", "--methods", "all", "--format", "latex")
-    assert out.count(r"\begin{table}") == out.count(r"\end{table}") == 3
+    assert out.count(r"\begin{table}") == out.count(r"\end{table}") == 4
     assert all(f"\n    {name} & " in out for name in ("direct", "ccot", "cot", "zero-shot", "few-shot"))
     out, _ = output(capsys, "eval", "--limit", "4", "--format", "markdown")
     assert "| ccot | 0.1 |" in out

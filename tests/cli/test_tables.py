@@ -1,7 +1,7 @@
 """Tables, as people see them and paste them."""
 
 from ccot_cli.cli.tables import Table, render, tables_of
-from cli.results import RESULT
+from cli.results import RESULT, row
 
 
 def test_the_paper_s_columns_come_in_every_style() -> None:
@@ -21,6 +21,19 @@ def test_the_paper_s_columns_come_in_every_style() -> None:
     # Steps count as numbers do: 10 comes after 2.
     assert list(by_steps.head) == ["method", "r", "2", "10"]
     assert traits.rows == [("ccot", "yes", "continuous", "variable length")]
+
+
+def test_training_is_summed_over_the_runs_of_an_adapter() -> None:
+    run = {"steps": 938, "batch_size": 64, "problems": 60_000, "passes": 1, "weights": 2_000}
+    training = {"phi": [run, {**run, "steps": 1_876, "passes": 2}], "psi": [run]}
+    rows = [row("direct", 0.0, 0.1, 0.01) | {"training": {"psi": None}}]
+    rows += [row(name, 0.1, 0.6, 0.01) | {"training": training} for name in ("ccot", "ccot, noise", "ccot, then cot")]
+    table = tables_of(RESULT | {"rows": rows})[-1]
+    assert table.head == ("method", "r", "adapter", "steps", "examples", "weights")
+    assert table.rows == [
+        ("ccot", "0.1", "φ", "2,814", "180,000", "2,000"),
+        ("ccot", "0.1", "ψ", "938", "60,000", "2,000"),
+    ]
 
 
 def test_nothing_in_a_cell_breaks_latex() -> None:

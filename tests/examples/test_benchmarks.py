@@ -44,8 +44,8 @@ def test_the_ratio_of_a_round_is_formed_within_it(benchmark: Callable[[str], Mod
         ("precompute", {"problems": [20, 40], "repeats": 1}, 5),
         ("precompute", {"problems": [10], "shape": "4x64", "repeats": 1}, 2),
         ("serving", {"clients": 3, "questions": 4, "repeats": 1}, 2),
-        # Times of three ratios, answering at once and PAUSE; padding of the ratios and of the chain; three ratios with
-        # END asked after every token, two undrafted; reading ahead.
+        # The chain's time over direct's and two ratios'; padding of the ratios and of the chain; two ratios with END
+        # asked after every token; reading ahead.
         ("questions", {"batch_size": [2], "problems": 3, "lines": 3, "repeats": 1}, 9),
     ],
 )
@@ -55,5 +55,6 @@ def test_benchmarks_say_their_ratios(
     output = tmp_path / "found.json"
     benchmark(name).main(**arguments, output=output)
     ratios = json.loads(output.read_text())["ratios"]
-    assert len(ratios) == count
+    # Whether a draft pays depends on how often it is right.
+    assert len([each for each in ratios if "no draft" not in each["name"]]) == count
     assert all(each["median"] > 0 for each in ratios)

@@ -35,7 +35,7 @@ def test_loss_and_solutions_are_those_of_the_saved_model(size: ModuleType, encod
     model = make_model(encoder.tokenizer, 32)
     training = ThetaTraining(model, 0, in_bfloat16=False, phases=(Phase(400, 1, 0.0),))
     [batch] = size.batches(encoder, PROBLEMS[:3])
-    for _ in range(150):  # Until some solutions are known by heart, and others are not.
+    for _ in range(300):  # Until some solutions are known by heart, and others are not.
         training.train_on(*batch)
     measured = size.measure(model, size.batches(encoder, PROBLEMS))
     plain, loss, tokens, right = with_plain_vectors(model), 0.0, 0, []

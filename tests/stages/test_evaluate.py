@@ -16,6 +16,7 @@ import pytest
 from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.errors import BusyError, CorruptError, UsageError
+from ccot_cli.models.base.history import History
 from ccot_cli.models.methods.method import Reply, Seconds
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
@@ -47,6 +48,7 @@ class Scripted:
     times: list[Seconds]
     name: str = "ccot"
     ratio: Decimal = Decimal("0.1")
+    training: dict[str, History | None] = field(default_factory=dict)
     asked: list[list[str]] = field(default_factory=list)
 
     def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:

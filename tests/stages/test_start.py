@@ -10,6 +10,7 @@ import torch
 
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import sha256_of
+from ccot_cli.models.base.history import read_history
 from ccot_cli.names import ADAPTER_FILE
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
@@ -51,6 +52,10 @@ def test_a_training_goes_on_from_an_adapter(trained: Run, artifact: str, tmp_pat
     after = tensors_of(trained.workspace.folder(stage, key) / adapter)
     assert before.keys() == after.keys()
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+    history = read_history(trained.workspace.folder(stage, key) / adapter)
+    assert history is not None
+    assert [*read_history(elsewhere), history[-1]] == history
+    assert len(history) == 2
     manifest = trained.workspace.require(stage, key).manifest
     assert manifest.inputs["start"] == sha256_of(elsewhere / ADAPTER_FILE)
     assert str(elsewhere) not in "".join(manifest.inputs)

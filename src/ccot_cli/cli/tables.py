@@ -25,7 +25,9 @@ class Table:
 def tables_of(result: dict[str, Any], *, has_thoughts: bool = False) -> list[Table]:
     """Make the tables of an `EvalResult`, the most important first; at the end, if wanted, that of thoughts."""
     by_steps = [_by_steps(result)] if any(row["by_steps"] for row in result["rows"]) else []
-    return [_accuracy(result), *by_steps, _traits(result), *([_thoughts(result)] if has_thoughts else [])]
+    training = [_training(result)] if any(map(_adapters, result["rows"])) else []
+    thoughts = [_thoughts(result)] if has_thoughts else []
+    return [_accuracy(result), *by_steps, _traits(result), *training, *thoughts]
 
 
 def _accuracy(result: dict[str, Any]) -> Table:
@@ -73,6 +75,29 @@ def _traits(result: dict[str, Any]) -> Table:
     cells = [(method, *traits.values()) for method, traits in result["traits"].items()]
     head = ("method", "contentful", "format", "inference")
     return Table("Tokens between query and answer", "<<<<", head, cells)
+
+
+def _training(result: dict[str, Any]) -> Table:
+    cells = [
+        (
+            row["method"],
+            f"{row['ratio']:g}",
+            {"phi": "φ", "psi": "ψ"}[adapter],
+            f"{sum(run['steps'] for run in runs):,}",
+            f"{sum(run['passes'] * run['problems'] for run in runs):,}",
+            f"{max(run['weights'] for run in runs):,}",
+        )
+        for row in result["rows"]
+        for adapter, runs in _adapters(row).items()
+    ]
+    head = ("method", "r", "adapter", "steps", "examples", "weights")
+    return Table("What the adapters were trained with", "<><>>>", head, cells)
+
+
+def _adapters(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the known training of a row's adapters; controls and cascades have the same as their method."""
+    is_variant = ", " in row["method"]
+    return {} if is_variant else {name: runs for name, runs in row.get("training", {}).items() if runs}
 
 
 def _thoughts(result: dict[str, Any]) -> Table:

@@ -5,7 +5,7 @@ import platform
 import shutil
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import count
@@ -21,6 +21,7 @@ from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.data.rows import names_file
 from ccot_cli.errors import UsageError
 from ccot_cli.files import PART, commit, write_json
+from ccot_cli.models.base.history import History
 from ccot_cli.models.methods.cascade import Cascade
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import CONTROLS
@@ -76,6 +77,8 @@ class EvalRow:
     """Of a cascade; else None."""
     verification: Verification | None = None
     """What the contemplation tokens say of the answers; None for other methods than CCoT, and for its controls."""
+    training: dict[str, History | None] = field(default_factory=dict)
+    """The runs of training behind each adapter, `phi` and `psi`, the oldest first; None if they are not known."""
 
 
 @dataclass(frozen=True)
@@ -384,6 +387,7 @@ def _row(
         truncated_share=sum(reply.is_truncated for reply in replies) / n,
         calibration_error=calibration_error([reply.confidence for reply in replies], are_right),
         fallback=_fallback(method, replies),
+        training=method.training,
         by_steps={
             str(steps): wilson(sum(right), len(right)) for steps, right in sorted(right_by_steps.items()) if steps
         },

@@ -125,6 +125,7 @@ def _train(
         judge=lambda: training.judge(judged),
     )
     adapters.train_only(())
+    training.record()
     adapters.save(PSI, build.folder)
     recipe.save(build.folder)
     MethodInfo(recipe.name, f"{ratio:f}", num_tokens=recipe.num_tokens(setup)).save(build.folder)

@@ -140,6 +140,7 @@ def _train(
         judge=lambda: training.judge(judged),
     )
     adapters.train_only(())
+    training.record()
     adapters.save(DECODER, build.folder)
     explanations = measure_explanations(method, validation, settings.eval.batch_size, progress)
     return TrainDecoderResult(

@@ -93,6 +93,8 @@ def run(
         job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)
         layers, num_steps = job.train_layers() if config.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
+        passes = config.epochs + (config.taught_epochs if config.schedule == "joint" else 0)
+        adapters.record(PHI, steps=num_steps, batch_size=config.batch_size, problems=len(job.train), passes=passes)
         adapters.save(PHI, build.folder)
         report = job.last_report or job.judge.report()
         if not all(map(isfinite, report.losses)):

@@ -218,6 +218,7 @@ class _Job:
             judge=lambda: training.judge(judged),
         )
         self.adapters.train_only(())
+        training.record()
         self.adapters.save(PSI, build.folder)
         self.adapters.save(PHI, build.folder)
         info = MethodInfo("ccot", f"{self.ratio:f}", self.layer, query_under=self.query_under)

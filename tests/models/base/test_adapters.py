@@ -106,7 +106,7 @@ def test_every_process_writes_the_same_bytes(tmp_path: Path) -> None:
     first, second = (
         {path.name: path.read_bytes() for path in (tmp_path / seed / PHI).iterdir()} for seed in ("1", "2")
     )
-    assert sorted(first) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(first) == ["adapter_config.json", "adapter_model.safetensors", "training.json"]
     assert first == second
 
 

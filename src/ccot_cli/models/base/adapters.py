@@ -28,6 +28,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.files import set_usual_mode, strict_json, write_json
+from ccot_cli.models.base.history import History, TrainingRun, read_history, write_history
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, MODELS
@@ -68,6 +69,7 @@ class Adapters:
         self._weights: dict[str, list[Tensor]] = {}
         self._merged_layers: dict[tuple[str, LoraLinear], _MergedLayer] = {}
         self._adapter_forwards: dict[tuple[str, bool], _AdapterForwards] = {}
+        self._histories: dict[str, History | None] = {}
 
     def add(self, name: str, *, rank: int, alpha: int, seed: int) -> None:
         """Attach a fresh adapter to every linear layer of the decoder. It starts equal to θ (LoRA's B is zero).
@@ -87,6 +89,7 @@ class Adapters:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._attach(name, config)
+        self._histories[name] = []
 
     def _attach(self, name: str, config: LoraConfig) -> None:
         self._merged_layers = {key: layer for key, layer in self._merged_layers.items() if key[0] != name}
@@ -134,7 +137,9 @@ class Adapters:
                     f"adapter {folder} has {key}, but ccot scales all layers by lora_alpha / r",
                     fix=f"train it with lora_alpha alone; if ccot trained it, {retrain_hint(folder.parent)}",
                 )
+        history = read_history(folder)
         self.add(name, rank=rank, alpha=alpha, seed=0)
+        self._histories[name] = history
         self._check(folder, saved, self.state(name))
         set_peft_model_state_dict(self.peft, saved, adapter_name=name)
         self.train_only(())
@@ -168,6 +173,8 @@ class Adapters:
         is_on_hub = not self.theta.has_adapter and theta_name not in MODELS and not Path(theta_name).exists()
         base = {"base_model_name_or_path": theta_name if is_on_hub else None}
         write_json(config_file, strict_json(config_file.read_bytes()) | base)
+        if (history := self._histories[name]) is not None:
+            write_history(history, folder / name)
         for path in (folder / name).iterdir():
             set_usual_mode(path)
 
@@ -262,6 +269,16 @@ class Adapters:
             for name, parameter in self.named_parameters()
             if f".{adapter}." in name and (layers is None or _layer_of(name) in layers)
         }
+
+    def record(self, name: str, *, steps: int, batch_size: int, problems: int, passes: int) -> None:
+        """Add a run of training to an adapter's history, unless what it started from has none."""
+        weights = sum(parameter.numel() for parameter in self.parameters(name).values())
+        if (history := self._histories[name]) is not None:
+            history.append(TrainingRun(steps, batch_size, problems, passes, weights))
+
+    def histories(self, *names: str) -> dict[str, History | None]:
+        """Return the runs of training behind each of these adapters; None if they are not known."""
+        return {name: self._histories[name] for name in names}
 
     def rank_and_alpha(self, name: str) -> tuple[int, int]:
         """Return an adapter's rank, and its alpha."""

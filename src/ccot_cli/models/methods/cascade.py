@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from ccot_cli.errors import UsageError
+from ccot_cli.models.base.history import History
 from ccot_cli.models.methods.calibration import Calibration
 from ccot_cli.models.methods.method import Method, Reply, Seconds
 
@@ -40,6 +41,11 @@ class Cascade:
     def ratio(self) -> Decimal:
         """That of the first method."""
         return self.first.ratio
+
+    @property
+    def training(self) -> dict[str, History | None]:
+        """That of the first method."""
+        return self.first.training
 
     def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
         """Answer a batch; tokens between query and answer, and seconds, are those of both attempts.

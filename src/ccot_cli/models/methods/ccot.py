@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ccot_cli.config import DecodingConfig
-from ccot_cli.models.base.adapters import PHI, Adapters
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
+from ccot_cli.models.base.history import History
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.explanation import KeptTokens, explain, hidden_columns, told_to_read
@@ -52,6 +53,10 @@ class CcotMethod(AnswerMethod):
     @property
     def name(self) -> str:
         return f"{self.info.name}, {self.control}" if self.control else self.info.name
+
+    @property
+    def training(self) -> dict[str, History | None]:
+        return self.adapters.histories(PHI, PSI)
 
     @property
     def reader(self) -> str | None:

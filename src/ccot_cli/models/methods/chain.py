@@ -15,6 +15,7 @@ from ccot_cli.config import DecodingConfig
 from ccot_cli.data.answers import read_after_marker, read_answer, read_last_number
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
+from ccot_cli.models.base.history import History
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query
@@ -45,6 +46,11 @@ class ChainMethod:
     @property
     def theta(self) -> Theta:
         return self.adapters.theta
+
+    @property
+    def training(self) -> dict[str, History | None]:
+        """None if θ itself writes the chain."""
+        return self.adapters.histories(self.adapter) if self.adapter else {}
 
     @torch.no_grad()
     def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:

@@ -23,8 +23,9 @@ from ccot_cli.config import DecodingConfig
 from ccot_cli.data.answers import read_after_marker
 from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.files import strict_json, write_json
-from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
+from ccot_cli.models.base.history import History
 from ccot_cli.models.base.memory import in_parts
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.psi import decode
@@ -104,6 +105,11 @@ class Method(Protocol):
 
     @property
     def ratio(self) -> Decimal: ...
+
+    @property
+    def training(self) -> dict[str, History | None]:
+        """The training behind each adapter that it computes with, as long as no other method is loaded."""
+        ...
 
     def reply(self, questions: Sequence[str]) -> tuple[list[Reply], Seconds]:
         """Answer a batch of questions.
@@ -226,6 +232,10 @@ class AnswerMethod(ABC):
     @property
     def name(self) -> str:
         return self.info.name
+
+    @property
+    def training(self) -> dict[str, History | None]:
+        return self.adapters.histories(PSI)
 
     @property
     def reserved(self) -> int:

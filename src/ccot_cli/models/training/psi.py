@@ -155,6 +155,16 @@ class PsiTraining(Training):
         loss_of_end = end_loss(self.end_1W, *label_ends(prefix.last_BKD.unbind(), counts))
         return loss + END_WEIGHT * loss_of_end * (sum(counts) / sum(map(_num_before_end, whole_batch)))
 
+    def record(self) -> None:
+        """Add this training to the history of the adapter."""
+        self.adapters.record(
+            self.adapter,
+            steps=self.optimiser.step_count,
+            batch_size=self.batch_size,
+            problems=len(self.lengths),
+            passes=self.optimiser.step_count // self.steps_per_epoch,
+        )
+
     @torch.no_grad()
     def judge(self, held_out: HeldOut) -> Judgement:
         """Judge ψ on validation problems, teacher-forced: no token is decoded.
