@@ -22,7 +22,7 @@ def load(
     folder: str | Path | None = None,
     *,
     ratio: float | str | Decimal | None = None,
-    method: str = "ccot",
+    method: str | None = None,
     device: str | None = None,
 ) -> "Asker":
     """Load a trained method, as `ccot ask` does. Load once, ask often.
@@ -31,7 +31,8 @@ def load(
         folder: A workspace; the model in the package by default.
         ratio: Compression ratio r: 0 answers at once, 1 writes the chain. By default 0.3 of the model in
             the package; of a workspace 0.1, or the trained ratio nearest to it.
-        method: `ccot`, or a baseline such as `direct` or `pause`.
+        method: `ccot`, the default, or a baseline such as `direct` or `pause`. If neither ratio nor method is given,
+            the model in the package writes its chain where its confidence is below 0.7.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
 
     Returns:

@@ -38,7 +38,8 @@ class RemoteResult:
     fields: dict[str, Any]
     thoughts: None = None
     explanation: None = None
-    """A server does not read contemplation tokens."""
+    is_fallback: bool = False
+    """A server does not read contemplation tokens, nor write the chain where it is not sure."""
 
     def printed(self) -> dict[str, Any]:
         """Return what `--format json` prints."""
@@ -53,6 +54,8 @@ class RemoteAsker:
         ResourceError: if nothing answers there.
         CcotError: as the server's own, with its message, fix and exit code.
     """
+
+    falls_back = False
 
     def __init__(self, address: str, ratio: Decimal | None, method: str) -> None:
         self._server = _Server(address)

@@ -365,7 +365,7 @@ def test_one_question_falls_back_too_and_a_chain_that_is_not_sure_is_a_guess(tra
     assert err.endswith(chain)
     warning = err.removesuffix(chain)
     assert warning.startswith("warning: the model is not sure of a number (confidence 0.")
-    assert warning.endswith("); its answer is a guess\n")
+    assert warning.endswith("); its answer is a guess\nccot at r = 0.1 is not sure; the chain:\n")
     path = Path("questions.txt")
     path.write_text(json.dumps({"question": QUESTION}) + "\n" + json.dumps({"question": OTHER}))
     out, err = output(capsys, "ask", "--input", str(path), "--format", "text", "--min-confidence", "1")

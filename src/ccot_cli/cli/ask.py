@@ -56,7 +56,10 @@ def ask(
             " methods in the package; in a workspace 0.1, or the trained one that is nearest to it."
         ),
     ] = None,
-    method: Annotated[str, method_option("ccot, or a method to compare with, such as direct, pause or cot.")] = "ccot",
+    method: Annotated[
+        str | None,
+        method_option("ccot, the default, or a method to compare with, such as direct, pause or cot."),
+    ] = None,
     input: Annotated[
         str | None,
         typer.Option(
@@ -90,6 +93,8 @@ def ask(
         float | None,
         min_confidence_option(
             "Where an answer's confidence is below P, from 0 to 1, write the chain and give its answer instead."
+            " Default: 0.7 of the model in the package if no --ratio, --method, --show-thoughts or --explain is given;"
+            " else never."
         ),
     ] = None,
     explain: Annotated[
@@ -151,7 +156,7 @@ def ask(
     if server and min_confidence is not None:
         raise UsageError("a server answers with one method alone", fix="leave out --min-confidence, or --server ''")
     asker: AnyAsker = (
-        _connect(server, [folder, *changes.values(), sets], ratio, method)
+        _connect(server, [folder, *changes.values(), sets], ratio, method or CCOT)
         if server
         else _load(
             folder,
@@ -165,7 +170,7 @@ def ask(
             min_confidence=min_confidence,
         )
     )
-    hint = "" if server or min_confidence is not None or asker.method.ratio == 1 else _HINT
+    hint = "" if server or asker.falls_back or asker.method.ratio == 1 else _HINT
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != asker.usual_ratio:
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {asker.usual_ratio:f}")
     if len(asked) == 1:
@@ -185,7 +190,7 @@ def _load(
     changes: dict[str, object],
     sets: list[str] | None,
     ratio: Decimal | None,
-    method: str,
+    method: str | None,
     *,
     shows_thoughts: bool,
     swap_with: str | None,
@@ -238,7 +243,10 @@ def _answer_one(asker: AnyAsker, question: str, hint: str, *, is_json: bool) -> 
     if is_json:
         print_json(result.printed())
         return
-    if result.text != result.answer:
+    is_unknown = result.outside and not result.is_unsure
+    if result.is_fallback and not is_unknown:
+        print_note(f"{asker.method.name} at r = {asker.method.ratio:f} is not sure; the chain:")
+    if result.text != result.answer and not (result.is_fallback and is_unknown):
         print_note(result.text)
     print_line(result.answer)
     if result.thoughts is not None:

@@ -15,7 +15,7 @@ from ccot_cli.models.methods.cascade import Cascade
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Method, Reply, reply_in_parts
-from ccot_cli.names import CCOT
+from ccot_cli.names import CCOT, EMBEDDED_MIN_CONFIDENCE
 from ccot_cli.stages.methods import Methods, find_methods, needs_theta_alone, no_tokens
 from ccot_cli.stages.patching import swapped_answers
 from ccot_cli.stages.thoughts import Checked, CheckedThought, check_thoughts, load_gold
@@ -58,6 +58,8 @@ class AskResult:
     """The text again, if the method writes a chain; else None."""
     prompt_tokens: int
     answer_tokens: int
+    is_fallback: bool = False
+    """Whether the method was not sure, and the chain's answer is given instead."""
     is_unsure: bool = False
     """Whether it is a guess for its low confidence alone."""
     thoughts: list[CheckedThought] | None = None
@@ -69,7 +71,7 @@ class AskResult:
 
     def printed(self) -> dict[str, Any]:
         """Return what `--format json` prints."""
-        hidden = {"text", "outside", "prompt_tokens", "answer_tokens", "is_unsure"}
+        hidden = {"text", "outside", "prompt_tokens", "answer_tokens", "is_unsure", "is_fallback"}
         hidden.update(name for name in ("chain", "thoughts", "verified", "explanation") if getattr(self, name) is None)
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
@@ -92,7 +94,7 @@ class Asker:
         workspace: Workspace | None,
         settings: Settings,
         ratio: Decimal | None,
-        method: str = CCOT,
+        method: str | None = None,
         *,
         shows_thoughts: bool = False,
         swap_with: str | None = None,
@@ -103,24 +105,37 @@ class Asker:
         """Load a method.
 
         Args:
-            min_confidence: Where an answer has less, from 0 to 1, write the chain and give its answer instead.
+            method: By default CCoT.
+            min_confidence: Where an answer has less, from 0 to 1, write the chain and give its answer instead. By
+                default 0.7 of the methods in the package if neither a ratio nor a method is named and only the answer
+                is asked for; else the chain is never written.
             methods: The workspace's methods, if they were found already; loading unloads another of them.
         """
         if methods is None:
-            is_untrained = needs_theta_alone([] if method == CCOT else [method], [] if ratio is None else [ratio])
-            methods = find_methods(workspace, settings, may_have_none=is_untrained)
+            names, ratios = [method] if method not in (None, CCOT) else [], [ratio] if ratio is not None else []
+            methods = find_methods(workspace, settings, may_have_none=needs_theta_alone(names, ratios))
+        self.domain = Domain.load(DOMAIN_FILE) if methods.are_shipped else None
+        recorded = self.domain.least_confidence if self.domain else None
+        self.least_confidence = max(min_confidence or 0.0, recorded or 0.0)
+        is_plain = ratio is None and method is None and not shows_thoughts and not explains
+        if min_confidence is None and is_plain and methods.are_shipped:
+            min_confidence = EMBEDDED_MIN_CONFIDENCE
         self.model = methods.theta.name
         self.theta = methods.theta
         self.usual_ratio = methods.usual_ratio
         fallback = None if min_confidence is None else methods.fallback()
-        self.method: Method = methods.named(method, ratio)
+        self.method: Method = methods.named(method or CCOT, ratio)
         if shows_thoughts:
             self.method = _reading_thoughts(self.method, workspace)
         if explains:
             self.method = methods.explaining(self.method)
         self.swap_with = None if swap_with is None else self.check(swap_with)
         self.cascade = Cascade(self.method, fallback, min_confidence or 0.0) if fallback else None
-        self.domain = Domain.load(DOMAIN_FILE) if methods.are_shipped else None
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether the chain is written where the method is not sure."""
+        return self.cascade is not None
 
     def check(self, question: str) -> str:
         """Return a question without white space around it.
@@ -175,7 +190,8 @@ class Asker:
 
     def _result(self, question: str, reply: Reply, seconds: float) -> AskResult:
         method = self.cascade.fallback if self.cascade and reply.is_fallback else self.method
-        outside, is_unsure = self._outside(question, reply), self._is_unsure(reply)
+        # Below what was asked for, or below what the record asks for, even the chain's answer is a guess.
+        outside, is_unsure = self._outside(question, reply), reply.confidence < self.least_confidence
         checked = None if reply.thoughts is None else self._check_thoughts(question, reply)
         return AskResult(
             answer=" ".join(reply.answer.split()),
@@ -193,6 +209,7 @@ class Asker:
             chain=reply.text.strip() if isinstance(method, ChainMethod) else None,
             prompt_tokens=len(self.theta.encoder.query(question)),
             answer_tokens=reply.num_answer,
+            is_fallback=reply.is_fallback,
             is_unsure=is_unsure and not outside,
             thoughts=checked and checked.thoughts,
             verified=checked and checked.is_answer_verified,
@@ -217,12 +234,6 @@ class Asker:
             return "the answer did not come to an end"
         # A chain may end without `####`; its last number is then taken for the answer.
         return "" if reply.answer and reply.num_answer else "there is no final answer"
-
-    def _is_unsure(self, reply: Reply) -> bool:
-        """Tell whether the confidence is below what was asked for, or below what the record asks for."""
-        asked = self.cascade.min_confidence if self.cascade else 0.0
-        recorded = self.domain.least_confidence if self.domain else None
-        return reply.confidence < max(asked, recorded or 0.0)
 
 
 def _reading_thoughts(method: Method, workspace: Workspace | None) -> CcotMethod:
