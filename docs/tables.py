@@ -61,9 +61,11 @@ def cell(value: Any, column: dict[str, str]) -> str:
 
 
 def accuracy_and_time(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first table of an evaluation; `faster` is against the chain."""
+    """Return the first table of an evaluation; `faster` is against the chain; `steps` are those of φ + ψ."""
     forms = {"method": "{}", "r": "{:g}", "tokens": "{:.1f}", "exact match": "{:.3f}", "95 % interval": INTERVAL}
     forms |= {"time": "{:.1f} ms", "faster": "{:.1f}×"}
+    steps = list(map(steps_of, rows))
+    forms |= {"steps": "{}"} if any(steps) else {}
     chain = next(row["seconds_mean"] for row in rows if row["method"] == "cot")
     return {
         "columns": [{"name": name, "format": form} for name, form in forms.items()],
@@ -76,11 +78,17 @@ def accuracy_and_time(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 [row["low"], row["high"]],
                 1000 * row["seconds_mean"],
                 chain / row["seconds_mean"],
+                *([each] if any(steps) else []),
             ]
-            for row in rows
+            for row, each in zip(rows, steps, strict=True)
         ],
         "bold": {"exact match": [number for number, row in enumerate(rows) if row["method"] == "ccot"]},
     }
+
+
+def steps_of(row: dict[str, Any]) -> str:
+    """Return how many steps each adapter was trained for; nothing if it was not recorded, or there is none."""
+    return " + ".join(f"{sum(run['steps'] for run in runs):,}" for runs in row.get("training", {}).values() if runs)
 
 
 def by_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Train the methods of the embedded model, θ of `train_theta.py`, and measure them.
 
     python examples/train_embedded.py --people gsm8k.jsonl                 # everything, hours on two cores
-    python examples/train_embedded.py --people gsm8k.jsonl --start FOLDER  # φ goes on from those of an earlier θ
+    python examples/train_embedded.py --people gsm8k.jsonl --start FOLDER  # φ goes on from that of other methods
     python examples/train_embedded.py --people gsm8k.jsonl --only domain   # the record of the training questions
     python examples/train_embedded.py --people gsm8k.jsonl --only calibration   # of confidence, for what is shipped
     python examples/train_embedded.py --people gsm8k.jsonl --only card --test-people people.jsonl
@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from training_texts import read_people, renumbered, replaceable_stems, with_new_words
 
 from ccot_cli.cli.console import TerminalProgress
+from ccot_cli.cli.tables import render, training_table
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
 from ccot_cli.data.problems import load_training
@@ -126,7 +127,7 @@ def train_methods(start: Path | None) -> None:
     """Run the stages of `ccot` on the embedded model, and copy their results into the package.
 
     Args:
-        start: Folder of methods, as the package has them, of an earlier θ; each φ goes on from its φ of that ratio.
+        start: Folder of methods, as the package has them; each φ goes on from its φ of that ratio.
     """
     workspace, progress = open_workspace("methods", SETTINGS), TerminalProgress()
     settings = workspace.settings
@@ -238,6 +239,7 @@ def write_card(test_people: Path | None) -> None:
     ]
     card = CARD.format(
         runs="\n".join(f"| {number} | {run['steps']:,} | {run['what']} |" for number, run in enumerate(runs, 1)),
+        training=render(training_table(figures["test"]), "markdown").split("\n\n")[1],
         tables="\n\n".join(tables),
     )
     (EMBEDDED_FOLDER / "README.md").write_text(card, encoding="utf-8")
@@ -267,9 +269,10 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   whole numbers below 1,000, with other numbers where these can be replaced; one in ten of them is held out.
 - The methods, seed 0, learned from 60,000 problems of 1 to 6 steps, an eighth of them GSM8K's and their retellings with
   other numbers, the others generated (`python examples/train_embedded.py --people gsm8k.jsonl`). φ at r = 0.3 took
-  6,566 steps of 64, and φ at r = 0.1, which went on from it, 2,814. ψ took 2,814 steps at r = 0.3; at r = 0.1 it took
-  938, a single pass, and so did `direct`, with ψ's rank: the script gives that one as many steps and weights as φ and ψ
-  have together. The other settings are those of `ccot init`, but for what the script names.
+  6,566 steps of 64; φ at r = 0.1 went on from it for 2,814. Then φ at r = 0.3 went on for 2,814 too, at a rate of
+  0.005, and its ψ was trained anew, both on other generated problems (`--start FOLDER --generator-seed 50000000`). ψ at
+  r = 0.1 took a single pass, and so did `direct`, with ψ's rank: the script gives that one as many steps and weights as
+  φ and ψ have together. The other settings are those of `ccot init`, but for what the script names.
 - `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 1,436 steps of 32, from the problems that the
   method answers right of 20,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py 0.1`, which
   takes 40,000).
@@ -277,6 +280,8 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator.
 - Stored in bfloat16, computed in float32 on a CPU.
+
+{training}
 
 Exact match of one seed, with 95 % Wilson intervals, the mean number of contemplation tokens, and exact match by number
 of steps.
@@ -299,9 +304,7 @@ def main(
     ] = "all",
     start: Annotated[
         Path | None,
-        typer.Option(
-            help="Methods of an earlier θ, outside the package, whose φ the new ones go on from.", exists=True
-        ),
+        typer.Option(help="Methods, outside the package, whose φ the new ones go on from.", exists=True),
     ] = None,
     generator_seed: Annotated[int, typer.Option(help="Of the generated problems to learn from.")] = GENERATOR_SEED,
     test_people: Annotated[

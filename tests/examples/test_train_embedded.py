@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from ccot_cli.data.arithmetic import equations_in
 from ccot_cli.models.base.adapters import DECODER, PHI
+from ccot_cli.models.base.history import TrainingRun, read_history, write_history
 from ccot_cli.names import ADAPTER_FILE, PRECOMPUTE, TRAIN_PSI
 from ccot_cli.workspace.workspace import Workspace
 from examples.scripts import script
@@ -19,6 +20,9 @@ PEOPLE = [
     ("Ana has 40 pens. She sells 15.", "She has <<40-15=25>>25 left.\n#### 25"),
     ("A box holds 6 hats. How many do 6 boxes hold?", "They hold <<6*6=36>>36.\n#### 36"),
 ]
+
+RUN = TrainingRun(steps=3, batch_size=2, problems=6, passes=1, weights=4)
+FILES = (ADAPTER_FILE, "adapter_config.json", "training.json")
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def test_people_s_problems_are_there_as_they_are_and_told_again(
     training: ModuleType, people: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "problems.jsonl"
-    training.write_problems(people, path)
+    training.write_problems(people, path, seed=1)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     questions = [row["question"] for row in rows]
     assert len({*questions}) == len(rows) == NUM_PROBLEMS
@@ -52,8 +56,13 @@ def test_people_s_problems_are_there_as_they_are_and_told_again(
         assert row["answer"].endswith(f"#### {equation.result}")
     # The numbers of the other one cannot be replaced: both are 6.
     assert sum("How many do" in question and "boxes hold" in question for question in questions) == 1
+    other = tmp_path / "other.jsonl"
+    training.write_problems(people, other, seed=2)
+    shared = {*questions} & {json.loads(line)["question"] for line in other.read_text().splitlines()}
+    assert {PEOPLE[0][0], PEOPLE[1][0]} <= shared
+    assert len(shared) <= 1 + 1 + training.NUM_RETELLINGS  # none that was generated
     written = path.read_bytes()
-    training.write_problems(people, path)
+    training.write_problems(people, path, seed=1)
     assert path.read_bytes() == written
 
 
@@ -62,6 +71,7 @@ def make_method(folder: Path) -> Path:
     (folder / PHI).mkdir(parents=True)
     (folder / "method.json").write_text("{}")
     (folder / "log.jsonl").write_text("{}\n")
+    write_history([RUN], folder / PHI)
     (folder / PHI / "adapter_config.json").write_text('{"r": 2, "base_model_name_or_path": "/home/me/theta"}')
     save_file({"lora": torch.full((2, 2), 1.00001)}, folder / PHI / ADAPTER_FILE)
     save_file({"weight": torch.ones(2)}, folder / "end.safetensors")
@@ -74,7 +84,8 @@ def test_what_answering_needs_is_copied_with_adapters_in_bfloat16(training: Modu
     (target / "of-another-theta").touch()
     training.ship(source, target)
     names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
-    assert names == {"method.json", "end.safetensors", f"{PHI}/adapter_config.json", f"{PHI}/{ADAPTER_FILE}"}
+    assert names == {"method.json", "end.safetensors", *(f"{PHI}/{name}" for name in FILES)}
+    assert read_history(target / PHI) == [RUN]
     assert load_file(target / PHI / ADAPTER_FILE)["lora"].dtype == torch.bfloat16
     assert load_file(target / "end.safetensors")["weight"].dtype == torch.float32
     config = json.loads((target / PHI / "adapter_config.json").read_text())

@@ -25,9 +25,9 @@ class Table:
 def tables_of(result: dict[str, Any], *, has_thoughts: bool = False) -> list[Table]:
     """Make the tables of an `EvalResult`, the most important first; at the end, if wanted, that of thoughts."""
     by_steps = [_by_steps(result)] if any(row["by_steps"] for row in result["rows"]) else []
-    training = [_training(result)] if any(map(_adapters, result["rows"])) else []
+    training = training_table(result)
     thoughts = [_thoughts(result)] if has_thoughts else []
-    return [_accuracy(result), *by_steps, _traits(result), *training, *thoughts]
+    return [_accuracy(result), *by_steps, _traits(result), *([training] if training.rows else []), *thoughts]
 
 
 def _accuracy(result: dict[str, Any]) -> Table:
@@ -77,7 +77,8 @@ def _traits(result: dict[str, Any]) -> Table:
     return Table("Tokens between query and answer", "<<<<", head, cells)
 
 
-def _training(result: dict[str, Any]) -> Table:
+def training_table(result: dict[str, Any]) -> Table:
+    """Make the table of what each adapter was trained with, as far as that is known."""
     cells = [
         (
             row["method"],
