@@ -61,10 +61,10 @@ class TestStatus:
         assert ("train-phi", "r0.30", "missing", resumes) in shown
         assert ("train-phi", "r0.10", "missing", resumes) in shown
         assert ("train-baseline", "direct", "missing", resumes) in shown
-        assert [each[1:3] for each in shown if each[0] == "train-psi"] == [
-            ("r0.05", "missing"),
-            ("r0.10", "missing"),
-            ("r0.20", "ready"),
+        assert [each[1:] for each in shown if each[0] == "train-psi"] == [
+            ("r0.05", "missing", ""),
+            ("r0.10", "missing", ""),
+            ("r0.20", "ready", "interrupted while it was replaced; that command resumes it"),
         ]
 
     def test_a_file_without_test_problems_is_not_evaluated_without_naming_some(

@@ -127,10 +127,21 @@ TrainedRatioOption = Annotated[list[Decimal] | None, _ratios_option("all that we
 LimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, metavar="N", help="Most test problems.", rich_help_panel=WHAT)
 ]
+
+
+def _check_steps(steps: tuple[int, int] | None) -> tuple[int, int] | None:
+    if steps is not None and not 1 <= steps[0] <= steps[1]:
+        raise UsageError(
+            f"--steps {steps[0]} {steps[1]} is no range: it is the fewest and the most, from 1 on", fix="--steps 1 3"
+        )
+    return steps
+
+
 StepsOption = Annotated[
     tuple[int, int] | None,
     typer.Option(
         "--steps",
+        callback=_check_steps,
         metavar="MIN MAX",
         help="Only problems with MIN to MAX reasoning steps. Default: any.",
         rich_help_panel=WHAT,

@@ -51,7 +51,7 @@ CACHE_FOLDER = "cache"
 
 
 class State(NamedTuple):
-    """Whether an artifact may be used, and the reason if it may not."""
+    """Whether an artifact may be used, and the reason if it may not, or that a replacement for it was begun."""
 
     name: Literal["missing", "being made", "stale", "ready"]
     reason: str = ""
@@ -215,9 +215,10 @@ class Workspace:
 
     def _state(self, stage: str, key: str | None, settings: Settings) -> State:
         artifact = self.artifact(stage, key)
+        is_begun = self._begun(stage, key) is not None
+        builder = describe_builder(self.root, stage) if is_begun else ""
         if artifact is None:
-            is_begun = self._begun(stage, key) is not None
-            if is_begun and (builder := describe_builder(self.root, stage)):
+            if builder:
                 return State("being made", builder)
             return State("missing", "interrupted; the same command resumes it" if is_begun else "")
         changes = [*_changed_settings(artifact.manifest, settings), *self._changed_inputs(artifact)]
@@ -225,7 +226,8 @@ class Workspace:
             if stage == PRECOMPUTE and artifact.is_bare():
                 return State("missing", "only what answering needs is here")
             changes = ["a file is missing or has another size"]
-        return State("stale", "; ".join(changes)) if changes else State("ready")
+        begun = f"being replaced {builder}" if builder else "interrupted while it was replaced; that command resumes it"
+        return State("stale" if changes else "ready", "; ".join([*changes, *([begun] if is_begun else [])]))
 
     def require(self, stage: str, key: str | None = None) -> Artifact:
         """Return the artifact that another stage reads. Its settings may have changed since; its inputs may not.
