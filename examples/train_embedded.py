@@ -39,6 +39,7 @@ from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.names import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
+    EMBEDDED_MIN_CONFIDENCE,
     TRAIN_BASELINE,
     TRAIN_PSI,
     BaselineName,
@@ -223,7 +224,9 @@ def measure(test_people: Path | None) -> dict[str, Any]:
         sets["people"] = {"eval.limit": None, "data.test_source": str(test_people)}
     progress = TerminalProgress()
     return {
-        name: asdict(evaluate.run(None, override(Settings(), changes), progress=progress))
+        name: asdict(
+            evaluate.run(None, override(Settings(), changes), min_confidence=EMBEDDED_MIN_CONFIDENCE, progress=progress)
+        )
         for name, changes in sets.items()
     }
 

@@ -98,12 +98,14 @@ def main(
     human: Annotated[
         list[Path] | None, typer.Argument(help="Files of problems that people wrote, as of GSM8K.")
     ] = None,
-    ratio: Annotated[str, typer.Option(help="Compression ratio r of the answers.")] = "0.1",
+    ratio: Annotated[
+        str | None, typer.Option(help="Compression ratio r of the answers. Default: as `ccot ask` answers.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Number of problems of each split of the generator.")] = 1000,
     output: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
 ) -> None:
     """Measure, and print a table."""
-    asker = Asker(None, Settings(), Decimal(ratio))
+    asker = Asker(None, Settings(), None if ratio is None else Decimal(ratio))
     rows = []
     for name, items in all_kinds(human or [], limit):
         rows.append(measure(asker, name, items))

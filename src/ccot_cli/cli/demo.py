@@ -24,7 +24,7 @@ SETS = (
     "data.largest=50",
     "train_phi.taught_epochs=8",
     "train_phi.epochs=4",
-    "train_psi.epochs=9",
+    "train_psi.epochs=5",
     "eval.limit=400",
 )
 """Few forms of short problems, and small numbers, because φ and ψ learn these within minutes."""
