@@ -202,6 +202,7 @@ def plain(line: str) -> str:
     line = re.sub(r'"answer": "[^"]*"', '"answer": "0"', line)
     # Too few problems of a short training cannot be calibrated on.
     line = line.replace('"calibrated": false', '"calibrated": true')
+    line = re.sub(r" \(kept: step [\d,]+\)", "", line)  # only if it is not the last one
     line = re.sub(r"[\[\]<]", "", line)
     line = re.sub(r"\d[\d.,:–-]*", "0", line)
     line = re.sub(r"\b0 [kMG]?B\b", "0 B", line)

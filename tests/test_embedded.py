@@ -33,12 +33,13 @@ from ccot_cli.stages.ask import Asker, AskResult
 from ccot_cli.stages.methods import Methods, find_methods
 from ccot_cli.workspace.workspace import Workspace
 
-QUESTION = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
+QUESTION = "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
 
-MISSED = "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
+MISSED = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 TYPED = {
-    QUESTION: "15",
-    MISSED: "6",
+    QUESTION: "27",
+    MISSED: "15",
+    "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?": "6",
     "Sara has 3 boxes with 8 crayons each. How many crayons does she have?": "24",
     "There are 24 students in a class. 9 are boys. How many are girls?": "15",
     "30 cookies are shared equally among 5 kids. How many cookies does each kid get?": "6",
@@ -89,7 +90,7 @@ def test_it_answers_what_a_new_user_types(typed: dict[str, AskResult], question:
     assert typed[question].answer == TYPED[question]
 
 
-@pytest.mark.xfail(strict=True, reason="at r = 0.3 φ reads a 3 in the place of the 5 (docs/results.md)")
+@pytest.mark.xfail(strict=True, reason="at r = 0.3 END stops after the first step (docs/results.md)")
 def test_it_answers_the_question_that_it_misses(typed: dict[str, AskResult]) -> None:
     assert typed[MISSED].answer == TYPED[MISSED]
 
@@ -207,7 +208,7 @@ def test_the_first_answer_merges_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         LoraLinear, "get_delta_weight", lambda *args: pytest.fail("merged while an answer is waited for")
     )
-    assert asker.answer([QUESTION])[0].answer == "15"
+    assert asker.answer([QUESTION])[0].answer == "27"
 
 
 def test_questions_of_like_length_are_answered_together_and_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +290,7 @@ def test_anywhere_ask_prints_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CCOT_WORKSPACE", raising=False)
-    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=dict(os.environ)) == "15\n"
+    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=dict(os.environ)) == "27\n"
     # A second start would take as long as the first.
     assert run(["ask", QUESTION, "--format", "json"]) == 0
     line = json.loads(capsys.readouterr().out)
@@ -311,4 +312,4 @@ def test_the_wheel_alone_answers(tmp_path: Path) -> None:
     assert subprocess.run(where, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout.startswith(
         str(place)
     )
-    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=environ) == "15\n"
+    assert ask(QUESTION, "--ratio", "1", folder=tmp_path, environ=environ) == "27\n"

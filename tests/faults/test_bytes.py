@@ -25,6 +25,7 @@ KINDS = {
     "announcements.safetensors",
     "adapter_model.safetensors",
     "adapter_config.json",
+    "training.json",
     "end.safetensors",
     "draft.safetensors",
     "method.json",

@@ -100,7 +100,7 @@ def ccot(
 ) -> None:
     """Reason in a few continuous tokens, answer in text: Compressed Chain of Thought.
 
-    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
+    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
     ccot demo                 train every stage on the model in the package, in minutes
     """
     if context.invoked_subcommand is None:

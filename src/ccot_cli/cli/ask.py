@@ -128,9 +128,9 @@ def ask(
 ) -> None:
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
-    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
-    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --ratio 0.3
-    ccot ask "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?" --method cot
+    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
+    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?" --ratio 0.3
+    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?" --method cot
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --min-confidence 0.5
     ccot ask -w my-run "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --explain
