@@ -2,7 +2,7 @@
 
 A page names a table between two markers, `<!-- table: NAME -->` and `<!-- end table -->`; its figures are those of
 docs/data/NAME.json. A file there holds columns, rows and where they come from, or what `ccot eval --format json`
-printed, of which NAME/by-steps is a second table.
+printed, of which NAME/by-steps is a second table, and NAME/alone the first one without what falls back on the chain.
 """
 
 import json
@@ -29,7 +29,8 @@ def table(name: str) -> str:
     file, _, view = name.partition("/")
     data = json.loads((DATA / f"{file}.json").read_text(encoding="utf-8"))
     if "columns" not in data:
-        data = by_steps(data["rows"]) if view == "by-steps" else accuracy_and_time(data["rows"])
+        rows = [row for row in data["rows"] if view != "alone" or ", " not in row["method"]]
+        data = by_steps(rows) if view == "by-steps" else accuracy_and_time(rows)
     head = [column["name"] for column in data["columns"]]
     lines = [row_of(head), "|" + "---|" * len(head)]
     for number, row in enumerate(data["rows"]):

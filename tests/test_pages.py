@@ -38,6 +38,7 @@ def test_the_page_of_fields_has_all_that_ask_and_eval_print() -> None:
         "prompt_tokens",
         "answer_tokens",
         "is_unsure",
+        "is_fallback",
     }
     assert {name for name in printed if f"`{name}`" not in asked} == set()
     printed = {
