@@ -65,7 +65,8 @@ class Theta:
         """Name of the device for reports of times: the GPU's name, or the CPU's number of threads."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        return f"{self.device.type}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"{self.device.type}, {threads} thread{'' if threads == 1 else 's'}"
 
     @property
     def pass_tokens(self) -> int:
