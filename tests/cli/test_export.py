@@ -120,8 +120,10 @@ def test_an_archive_holds_what_answering_needs_and_tells_nothing_of_this_machine
         "log.jsonl",
         "psi/adapter_config.json",
         "psi/adapter_model.safetensors",
+        "psi/training.json",
     }
-    of_ccot = {*of_method, "phi/adapter_config.json", "phi/adapter_model.safetensors", "end.safetensors"}
+    of_phi = {name.replace("psi/", "phi/") for name in of_method if name.startswith("psi/")}
+    of_ccot = {*of_method, *of_phi, "end.safetensors"}
     assert contents.keys() == {
         *("archive.json", "README.md", "results.json", "ccot.yaml", "precompute/manifest.json"),
         *(f"train-baseline/direct/{name}" for name in of_method),

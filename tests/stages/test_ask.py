@@ -91,7 +91,8 @@ def test_the_shipped_model_says_which_questions_it_has_learned(monkeypatch: pyte
     monkeypatch.setattr(asker, "method", Replies(Reply("", " ", 3, 1, is_truncated=False, confidence=0.9)))
     assert asker.ask(QUESTION).outside == "there is no final answer"
     assert asker.domain is not None
-    monkeypatch.setattr(asker, "domain", replace(asker.domain, least_confidence=0.5))
+    assert asker.least_confidence == asker.domain.least_confidence
+    monkeypatch.setattr(asker, "least_confidence", 0.5)
     for confidence, reason in ((0.5, ""), (0.419, "the model is not sure of a number (confidence 0.41)")):
         reply = Reply("15", "#### 15", 9, 1, is_truncated=False, confidence=confidence)
         monkeypatch.setattr(asker, "method", Replies(reply))
