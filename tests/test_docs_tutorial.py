@@ -206,7 +206,7 @@ def plain(line: str) -> str:
     line = re.sub(r"[\[\]<]", "", line)
     line = re.sub(r"\d[\d.,:–-]*", "0", line)
     line = re.sub(r"\b0 [kMG]?B\b", "0 B", line)
-    line = re.sub(r"\b(step|shard|problem)s\b", r"\1", line)
+    line = re.sub(r"\b(step|shard|problem|thread)s\b", r"\1", line)
     line = re.sub(r"\s+", " ", line.strip())
     return re.sub(r"0( (– )?0)+", "0", line)
 
