@@ -101,16 +101,17 @@ def test_another_ratio_and_the_written_chain_answer_that_question(ratio: str) ->
 
 
 def test_it_writes_the_chain_where_it_is_not_sure(capsys: pytest.CaptureFixture[str]) -> None:
-    questions = [problem.question for problem in load_test(Settings().data, limit=30, seed=7)]
+    questions = [problem.question for problem in load_test(Settings().data, limit=60, seed=7)]
     alone = Asker(None, Settings(), EMBEDDED_RATIO).ask_all(questions)
     chain = Asker(None, Settings(), Decimal(1)).ask_all(questions)
     results = Asker(None, Settings(), None).ask_all(questions)
     unsure = [each.confidence < EMBEDDED_MIN_CONFIDENCE for each in alone]
-    assert 3 <= sum(unsure) <= 27
+    assert 6 <= sum(unsure) <= 54
     assert [each.is_fallback for each in results] == unsure
     expected = [written if is_unsure else each for each, written, is_unsure in zip(alone, chain, unsure, strict=True)]
     assert [(each.answer, each.method) for each in results] == [(each.answer, each.method) for each in expected]
-    # What is called a guess is what the record of training calls one.
+    # What is called a guess is what the record of training calls one, though the chain may not be that sure either.
+    assert any(each.is_fallback and each.in_domain and each.confidence < EMBEDDED_MIN_CONFIDENCE for each in results)
     assert [each.in_domain for each in results] == [each.in_domain for each in expected]
     assert run(["ask", questions[unsure.index(True)]]) == 0
     assert f"ccot at r = {EMBEDDED_RATIO} is not sure; the chain:\n" in capsys.readouterr().err
