@@ -273,9 +273,10 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
 - The methods, seed 0, learned from 60,000 problems of 1 to 6 steps, an eighth of them GSM8K's and their retellings with
   other numbers, the others generated (`python examples/train_embedded.py --people gsm8k.jsonl`). φ at r = 0.3 took
   6,566 steps of 64; φ at r = 0.1 went on from it for 2,814. Then φ at r = 0.3 went on for 2,814 too, at a rate of
-  0.005, and its ψ was trained anew, both on other generated problems (`--start FOLDER --generator-seed 50000000`). ψ at
-  r = 0.1 took a single pass, and so did `direct`, with ψ's rank: the script gives that one as many steps and weights as
-  φ and ψ have together. The other settings are those of `ccot init`, but for what the script names.
+  0.005, and its ψ was trained anew, both on other generated problems (`--start FOLDER --generator-seed 50000000`, at
+  this ratio alone). ψ at r = 0.1 took a single pass, and so did `direct`, with ψ's rank: the script gives that one as
+  many steps and weights as φ and ψ have together. The other settings are those of `ccot init`, but for what the script
+  names.
 - `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 1,436 steps of 32, from the problems that the
   method answers right of 20,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py 0.1`, which
   takes 40,000).

@@ -55,7 +55,8 @@ class RemoteAsker:
         CcotError: as the server's own, with its message, fix and exit code.
     """
 
-    falls_back = False
+    could_fall_back = False
+    """A server answers with one method alone."""
 
     def __init__(self, address: str, ratio: Decimal | None, method: str) -> None:
         self._server = _Server(address)

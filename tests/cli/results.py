@@ -15,6 +15,7 @@ def row(method: str, ratio: float, accuracy: float, seconds: float) -> dict[str,
         "seconds_p95": 1.2 * seconds,
         "contemplation_tokens_mean": 8.4,
         "truncated_share": 0.01,
+        "training": {},
         "by_steps": {"2": {"accuracy": accuracy}, "10": {"accuracy": accuracy / 2}},
     }
 

@@ -62,7 +62,7 @@ def test_eval_of_longer_problems_counts_their_steps(trained: Path, capsys: Outpu
     assert json.loads(out)["rows"][0]["by_steps"].keys() <= {"9", "10"}
     _, err = output(capsys, "eval", "--steps", "9", "2", code=2)
     assert "--steps" in err
-    assert "is no range" in err
+    assert "steps are a range" in err
 
 
 def test_methods_are_chosen_by_name_and_shown_in_every_format(trained: Path, capsys: Output) -> None:

@@ -42,7 +42,7 @@ def test_a_workspace_shows_its_own(trained: Path, capsys: Output) -> None:
     assert [json.loads(line)["id"] for line in out.splitlines()] == held_out
     _, err = output(capsys, "problems", "--steps", "9", "2", code=2)
     assert "--steps" in err
-    assert "is no range" in err
+    assert "steps are a range" in err
 
 
 def test_it_loads_no_torch() -> None:

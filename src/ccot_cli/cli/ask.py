@@ -27,7 +27,7 @@ from ccot_cli.cli.options import (
 )
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
-from ccot_cli.names import CCOT, DEFAULT_PORT, SERVER_VARIABLE
+from ccot_cli.names import CCOT, DEFAULT_PORT, EMBEDDED_MIN_CONFIDENCE, SERVER_VARIABLE
 
 if TYPE_CHECKING:
     from ccot_cli.client import RemoteAsker, RemoteResult
@@ -93,8 +93,8 @@ def ask(
         float | None,
         min_confidence_option(
             "Where an answer's confidence is below P, from 0 to 1, write the chain and give its answer instead."
-            " Default: 0.7 of the model in the package if no --ratio, --method, --show-thoughts or --explain is given;"
-            " else never."
+            f" Default: {EMBEDDED_MIN_CONFIDENCE} of the model in the package if no --ratio, --method, --show-thoughts"
+            " or --explain is given; else never."
         ),
     ] = None,
     explain: Annotated[
@@ -170,7 +170,7 @@ def ask(
             min_confidence=min_confidence,
         )
     )
-    hint = "" if server or asker.falls_back or asker.method.ratio == 1 else _HINT
+    hint = _HINT if asker.could_fall_back else ""
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != asker.usual_ratio:
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {asker.usual_ratio:f}")
     if len(asked) == 1:
@@ -244,9 +244,9 @@ def _answer_one(asker: AnyAsker, question: str, hint: str, *, is_json: bool) -> 
         print_json(result.printed())
         return
     is_unknown = result.outside and not result.is_unsure
-    if result.is_fallback and not is_unknown:
-        print_note(f"{asker.method.name} at r = {asker.method.ratio:f} is not sure; the chain:")
     if result.text != result.answer and not (result.is_fallback and is_unknown):
+        if result.is_fallback:
+            print_note(f"{asker.method.name} at r = {asker.method.ratio:f} is not sure; the chain:")
         print_note(result.text)
     print_line(result.answer)
     if result.thoughts is not None:

@@ -130,11 +130,14 @@ LimitOption = Annotated[
 
 
 def _check_steps(steps: tuple[int, int] | None) -> tuple[int, int] | None:
-    if steps is not None and not 1 <= steps[0] <= steps[1]:
-        raise UsageError(
-            f"--steps {steps[0]} {steps[1]} is no range: it is the fewest and the most, from 1 on", fix="--steps 1 3"
-        )
-    return steps
+    if steps is None:
+        return None
+    from ccot_cli.config import check_steps
+
+    try:
+        return check_steps(steps)
+    except ValueError as error:
+        raise UsageError(f"--steps {steps[0]} {steps[1]}: {error}", fix="--steps 9 10") from None
 
 
 StepsOption = Annotated[

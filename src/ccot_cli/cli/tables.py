@@ -98,7 +98,7 @@ def training_table(result: dict[str, Any]) -> Table:
 def _adapters(row: dict[str, Any]) -> dict[str, Any]:
     """Return the known training of a row's adapters; controls and cascades have the same as their method."""
     is_variant = ", " in row["method"]
-    return {} if is_variant else {name: runs for name, runs in row.get("training", {}).items() if runs}
+    return {} if is_variant else {name: runs for name, runs in row["training"].items() if runs}
 
 
 def _thoughts(result: dict[str, Any]) -> Table:

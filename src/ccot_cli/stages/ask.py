@@ -133,9 +133,9 @@ class Asker:
         self.cascade = Cascade(self.method, fallback, min_confidence or 0.0) if fallback else None
 
     @property
-    def falls_back(self) -> bool:
-        """Whether the chain is written where the method is not sure."""
-        return self.cascade is not None
+    def could_fall_back(self) -> bool:
+        """Whether `--min-confidence` would have the chain written where the method is not sure."""
+        return self.cascade is None and self.method.ratio != 1
 
     def check(self, question: str) -> str:
         """Return a question without white space around it.
