@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from safetensors.torch import load_file, save_file
-from training_texts import read_people, renumbered, replaceable_stems, with_new_words
+from training_texts import as_typed, read_people, renumbered, replaceable_stems, with_new_words
 
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.cli.tables import render, training_table
@@ -115,7 +115,8 @@ def write_problems(people: Path, path: Path, seed: int) -> None:
         solutions = dict(renumbered(rng, each) for each in told) | solutions
     while len(solutions) < NUM_PROBLEMS:
         problem = next(generated)
-        question, solution = with_new_words(rng, stems, (problem.question, problem.solution))
+        renamed = with_new_words(rng, stems, (problem.question, problem.solution))
+        question, solution = as_typed(rng, renamed)
         solutions.setdefault(question, solution)
     rows = list(solutions.items())
     rng.shuffle(rows)

@@ -2,7 +2,7 @@
 
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --start src/ccot_cli/embedded
-    torchrun --nproc-per-node 2 examples/train_theta.py --people gsm8k.jsonl   # the first one, on two cores
+    torchrun --nproc-per-node 2 -- examples/train_theta.py --people gsm8k.jsonl   # the first one, on two cores
 
 The first command begins with fresh weights; the second goes on from a trained model and keeps its tokenizer. After an
 interruption, the same command resumes. The model goes to src/ccot_cli/embedded/, checkpoints and logs to build/theta/.
@@ -28,7 +28,7 @@ import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from training_texts import Solved, read_people, renumbered, replaceable_stems, sums, with_new_words
+from training_texts import Solved, as_typed, read_people, renumbered, replaceable_stems, sums, with_new_words
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli import ranks
@@ -86,7 +86,9 @@ PHASES = (
     Phase(steps=5_000, most_steps=5, long_probability=0.0),
     Phase(steps=1_000, most_steps=MOST_STEPS, long_probability=0.15),
 )
-"""Long problems last: they take longer, and consist of what short ones teach."""
+"""Those from fresh weights. Long problems last: they take longer, and consist of what short ones teach."""
+FURTHER_PHASES = (Phase(steps=8_000, most_steps=MOST_STEPS, long_probability=0.3),)
+"""Those of a training that goes on from a model."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> LlamaForCausalLM:
@@ -197,7 +199,7 @@ class Batches:
         people: list[Solved],
         *,
         first_step: int,
-        phases: Sequence[Phase] = PHASES,
+        phases: Sequence[Phase],
     ) -> None:
         self.encoder = encoder
         self.number, self.phase = number, phases[number]
@@ -229,7 +231,8 @@ class Batches:
         else:
             problem = next(long if rng.random() < self.phase.long_probability else generated)
             told = problem.question, problem.solution
-        return encode(self.encoder, with_new_words(rng, self._stems, told), question_weight=QUESTION_WEIGHT)
+        told = as_typed(rng, with_new_words(rng, self._stems, told))
+        return encode(self.encoder, told, question_weight=QUESTION_WEIGHT)
 
     def _practice(self, rng: random.Random) -> Example:
         ids = self.encoder.query(sums(rng))
@@ -254,7 +257,7 @@ class ThetaTraining:
     """The phase's, from 0."""
     in_bfloat16: bool
     """Whether matrix products are computed in bfloat16, which is faster on processors that can."""
-    phases: Sequence[Phase] = PHASES
+    phases: Sequence[Phase]
     """All phases of the training."""
     step: int = 0
     """Steps that have been taken."""
@@ -331,14 +334,20 @@ class ThetaTraining:
 
 
 def train_phase(
-    model: LlamaForCausalLM, encoder: Encoder, number: int, people: list[Solved], *, in_bfloat16: bool
+    model: LlamaForCausalLM,
+    encoder: Encoder,
+    number: int,
+    people: list[Solved],
+    *,
+    phases: Sequence[Phase],
+    in_bfloat16: bool,
 ) -> float:
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
-    training, num_steps = ThetaTraining(model, number, in_bfloat16), PHASES[number].steps
+    training, num_steps = ThetaTraining(model, number, in_bfloat16, phases), phases[number].steps
     checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
     if ranks.first(checkpoint.exists):
         training.resume(checkpoint)
-    batches = Batches(encoder, number, people, first_step=training.step)
+    batches = Batches(encoder, number, people, first_step=training.step, phases=phases)
     lines = ranks.first(lambda: read_lines(log) if log.exists() else [])
     lines = [line for line in lines if line["step"] <= training.step]
     seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
@@ -379,7 +388,11 @@ def main(
     model, encoder = make_model(tokenizer), Encoder(tokenizer, Template())
     if start:
         load_weights(model, start)
-    seconds = sum(train_phase(model, encoder, number, problems, in_bfloat16=bfloat16) for number in range(len(PHASES)))
+    phases = FURTHER_PHASES if start else PHASES
+    seconds = sum(
+        train_phase(model, encoder, number, problems, phases=phases, in_bfloat16=bfloat16)
+        for number in range(len(phases))
+    )
     ranks.leave()
     if ranks.rank() > 0:
         return
@@ -387,7 +400,7 @@ def main(
     with_plain_vectors(model).bfloat16().save_pretrained(EMBEDDED_FOLDER)
     set_usual_mode(EMBEDDED_FOLDER / "model.safetensors")
     earlier = json.loads((start / RECORD_FILE).read_text()) if start else []
-    run = {"steps": sum(phase.steps for phase in PHASES), "seconds": seconds, "what": "as the script is now"}
+    run = {"steps": sum(phase.steps for phase in phases), "seconds": seconds, "what": "as the script is now"}
     write_json(EMBEDDED_FOLDER / RECORD_FILE, [*earlier, run])
 
 

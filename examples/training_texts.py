@@ -14,6 +14,8 @@ from ccot_cli.data.grammar import lexicon
 
 NEW_WORDS_PROBABILITY, REPLACED = 0.15, 0.7
 """How often a problem has words that do not exist, and how many of its nouns and names then are such."""
+TYPED_PROBABILITY = 0.15
+"""How often a question lacks some of its commas, apostrophes, capitals, and the mark at its end, as people type."""
 NUM_SUMS = 10
 """Sums in an example that is sums alone."""
 ANNOTATED = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
@@ -90,6 +92,21 @@ def with_new_words(rng: random.Random, stems: list[str], told: Solved) -> Solved
 
         pattern = re.compile(rf"\b({stem})(s?)\b", re.IGNORECASE)
         question, solution = pattern.sub(replace, question), pattern.sub(replace, solution)
+    return question, solution
+
+
+def as_typed(rng: random.Random, told: Solved) -> Solved:
+    """Write some questions as people type them: without commas, apostrophes, capitals, or the mark at the end."""
+    if rng.random() > TYPED_PROBABILITY:
+        return told
+    question, solution = told
+    for mark, probability in ((",", 0.7), ("'", 0.3)):
+        if rng.random() < probability:
+            question = question.replace(mark, "")
+    if rng.random() < 0.5:
+        question = question.lower()
+    if rng.random() < 0.3:
+        question = question.rstrip("?.")
     return question, solution
 
 

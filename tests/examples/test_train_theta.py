@@ -23,7 +23,6 @@ PEOPLE = [
 def theta(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     theta = script("train_theta.py")
     monkeypatch.setattr(theta, "BUILD_FOLDER", tmp_path)
-    monkeypatch.setattr(theta, "PHASES", (theta.Phase(3, 1, 0.0),))
     monkeypatch.setattr(theta, "POOL_BATCHES", 1)
     monkeypatch.setattr(theta, "CHECKPOINT_STEPS", 2)
     return theta
@@ -34,7 +33,7 @@ def test_ranks_learn_what_one_process_does(theta: ModuleType, monkeypatch: pytes
 
     def train() -> tuple[torch.Tensor, list[dict[str, float]]]:
         model = theta.make_model(encoder.tokenizer, 32)
-        theta.train_phase(model, encoder, 0, PEOPLE, in_bfloat16=False)
+        theta.train_phase(model, encoder, 0, PEOPLE, phases=(theta.Phase(3, 1, 0.0),), in_bfloat16=False)
         lines = ranks.first(lambda: theta.read_lines(theta.BUILD_FOLDER / "theta-0.jsonl"))
         return parameters_to_vector(model.parameters()).detach(), lines
 

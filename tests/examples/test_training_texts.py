@@ -69,3 +69,15 @@ def test_some_problems_get_words_that_do_not_exist_in_question_and_chain(texts: 
     for question, solution in changed:
         assert re.findall(r"\d+", question + solution) == ["4", "3", "4", "3", "12", "12"]
         assert ("pple" in question) == ("pple" in solution)
+
+
+def test_some_questions_are_written_as_people_type_them(texts: ModuleType) -> None:
+    told = ("Ana's box has 4 pens, 3 dolls, and a hat. How many toys?", "Adding 4 and 3 gives 4 + 3 = 7.\n#### 7")
+    typed = [texts.as_typed(random.Random(seed), told) for seed in range(400)]
+    changed = [each for each in typed if each != told]
+    assert 20 < len(changed) < 100
+    for question, solution in changed:
+        assert re.sub(r"[^a-z0-9 ]", "", question.lower()) == re.sub(r"[^a-z0-9 ]", "", told[0].lower())
+        assert solution == told[1]
+    for lacks in (",", "'", "?", "A"):
+        assert {lacks in question for question, _ in changed} == {True, False}
