@@ -87,7 +87,7 @@ PHASES = (
     Phase(steps=1_000, most_steps=MOST_STEPS, long_probability=0.15),
 )
 """Those from fresh weights. Long problems last: they take longer, and consist of what short ones teach."""
-FURTHER_PHASES = (Phase(steps=8_000, most_steps=MOST_STEPS, long_probability=0.3),)
+FURTHER_PHASES = (Phase(steps=7_500, most_steps=MOST_STEPS, long_probability=0.3),)
 """Those of a training that goes on from a model."""
 
 

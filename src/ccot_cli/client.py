@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from ccot_cli.errors import CcotError, ResourceError, UsageError
-from ccot_cli.names import DEFAULT_PORT, parse_ratio
+from ccot_cli.names import CCOT, DEFAULT_PORT, parse_ratio
 
 CONNECT_SECONDS = 10.0
 NUM_CONNECTIONS = 32
@@ -35,11 +35,11 @@ class RemoteResult:
     text: str
     outside: str
     is_unsure: bool
+    is_fallback: bool
     fields: dict[str, Any]
     thoughts: None = None
     explanation: None = None
-    is_fallback: bool = False
-    """A server does not read contemplation tokens, nor write the chain where it is not sure."""
+    """A server does not read contemplation tokens."""
 
     def printed(self) -> dict[str, Any]:
         """Return what `--format json` prints."""
@@ -56,16 +56,17 @@ class RemoteAsker:
     """
 
     could_fall_back = False
-    """A server answers with one method alone."""
+    """A server takes no `--min-confidence`."""
 
-    def __init__(self, address: str, ratio: Decimal | None, method: str) -> None:
+    def __init__(self, address: str, ratio: Decimal | None, method: str | None) -> None:
         self._server = _Server(address)
-        name = method if ratio is None else f"{method}-{ratio:f}"
+        name = (method or CCOT) if ratio is None else f"{method or CCOT}-{ratio:f}"
         found = self._server.send("GET", f"/v1/models/{quote(name, safe='')}")
         try:
-            self._model = str(found["id"])
             self.method = RemoteMethod(str(found["method"]), parse_ratio(found["ratio"]))
             self.usual_ratio = parse_ratio(found["usual_ratio"])
+            # `ccot` alone may write chains too; who names the method wants no other.
+            self._model = str(found["id"]) if method != CCOT else f"{CCOT}-{self.method.ratio:f}"
         except (KeyError, ValueError):
             raise self._server.is_another() from None
 
@@ -83,8 +84,8 @@ class RemoteAsker:
         reply = self._server.send("POST", "/v1/chat/completions", body)
         try:
             fields = dict(reply["ccot"])
-            text, outside, is_unsure = (fields.pop(name) for name in ("text", "outside", "is_unsure"))
-            return RemoteResult(fields["answer"], text, outside, is_unsure, fields)
+            hidden = {name: fields.pop(name) for name in ("text", "outside", "is_unsure", "is_fallback")}
+            return RemoteResult(answer=fields["answer"], fields=fields, **hidden)
         except (KeyError, TypeError, ValueError):
             raise self._server.is_another() from None
 

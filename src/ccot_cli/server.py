@@ -258,6 +258,7 @@ def _completion(model: Model, result: AskResult) -> dict[str, Any]:
             "text": result.text,
             "outside": result.outside,
             "is_unsure": result.is_unsure,
+            "is_fallback": result.is_fallback,
         },
     }
 

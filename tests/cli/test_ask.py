@@ -391,7 +391,7 @@ def test_thoughts_are_shown_of_the_answer_that_is_given(trained: Path, capsys: O
         (["--min-confidence", "0.5", "--method", "cot"], "cot always writes it"),
         (["--min-confidence", "0.5", "--ratio", "1"], "cot always writes it"),
         (["--min-confidence", "0.5", "--method", "zero-shot"], "zero-shot always writes it"),
-        (["--min-confidence", "0", "--server", "http://127.0.0.1:9"], "a server answers with one method alone"),
+        (["--min-confidence", "0", "--server", "http://127.0.0.1:9"], "a server knows no --min-confidence"),
     ],
 )
 def test_a_confidence_that_cannot_be_asked_for_is_exit_2(

@@ -24,6 +24,8 @@ from answering import CCOT_MODEL, DIRECT_MODEL, SECONDS, Answerer
 
 import ccot_cli
 from ccot_cli import server
+from ccot_cli.config import Settings
+from ccot_cli.data.problems import load_test
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.stages.serve import AnswerQueue, Model, Models
 from ccot_cli.workspace.workspace import Workspace
@@ -336,6 +338,30 @@ class TestAsk:
             monkeypatch.setenv("CCOT_SERVER", f"{serving.url}/v1")
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{QUESTION}\n{QUESTION}\n".encode())))
             assert len(output(capsys, "ask")[0].splitlines()) == 2
+
+    def test_the_model_in_the_package_writes_the_chain_where_it_is_not_sure_unless_ccot_is_named(
+        self, capsys: Output
+    ) -> None:
+        problems = load_test(Settings().data, limit=40, seed=7)
+        Path("q.jsonl").write_text("".join(json.dumps({"question": each.question}) + "\n" for each in problems))
+        models = Models(None, Settings())
+        with running(models, models.load, 100, 20 * SECONDS) as serving:
+            methods = set[tuple[str, ...]]()
+            for words in ([], ["--method", "ccot"], ["--ratio", "0.3"]):
+                alone, _ = output(capsys, "ask", "--input", "q.jsonl", *words)
+                asked, _ = output(capsys, "ask", "--server", serving.url, "--input", "q.jsonl", *words)
+                rows, expected = ([json.loads(line) for line in out.splitlines()] for out in (asked, alone))
+                assert [(row["answer"], row["method"]) for row in rows] == [
+                    (row["answer"], row["method"]) for row in expected
+                ]
+                methods.add(tuple(sorted({row["method"] for row in rows})))
+            assert methods == {("ccot", "cot"), ("ccot",)}
+            unsure = next(
+                each.question for each, row in zip(problems, expected, strict=True) if row["confidence"] < 0.3
+            )
+            asked = output(capsys, "ask", "--server", serving.url, unsure)
+            assert asked == output(capsys, "ask", unsure)
+        assert "is not sure; the chain:\n" in asked[1]
 
     def test_it_imports_nothing_heavy(self, serve: Serve) -> None:
         code = "import atexit; atexit.register(lambda: print(*sys.modules))"

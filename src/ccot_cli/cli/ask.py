@@ -154,9 +154,9 @@ def ask(
     swap_with = None if swap_with is None else _as_text(swap_with)
     changes: dict[str, object] = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
     if server and min_confidence is not None:
-        raise UsageError("a server answers with one method alone", fix="leave out --min-confidence, or --server ''")
+        raise UsageError("a server knows no --min-confidence", fix="leave it out, or ask without one: --server ''")
     asker: AnyAsker = (
-        _connect(server, [folder, *changes.values(), sets], ratio, method or CCOT)
+        _connect(server, [folder, *changes.values(), sets], ratio, method)
         if server
         else _load(
             folder,
@@ -214,7 +214,7 @@ def _load(
         )
 
 
-def _connect(server: str, local: Iterable[object], ratio: Decimal | None, method: str) -> "RemoteAsker":
+def _connect(server: str, local: Iterable[object], ratio: Decimal | None, method: str | None) -> "RemoteAsker":
     """Return what asks a server.
 
     Raises:

@@ -35,10 +35,14 @@ class Model(NamedTuple):
 
     method: str
     ratio: Decimal
+    may_fall_back: bool = False
+    """Whether it is what answers if only `ccot` is named, and writes the chain where it is not sure."""
 
     @property
     def id(self) -> str:
         """Its name: `ccot-0.1`, also `ccot-0` and `ccot-1`; `pause-0.1`; `coconut`, if the ratio is fixed."""
+        if self.may_fall_back:
+            return CCOT
         if self.method in (CCOT, "direct", "cot"):
             return f"{CCOT}-{self.ratio:f}"
         return self.method if fixed_ratio(self.method) is not None else f"{self.method}-{self.ratio:f}"
@@ -68,6 +72,8 @@ class Models:
         self._askers: dict[str, Asker] = {}
         self.all = [Model(each.name, each.ratio) for each in self._methods.choose()]
         self.usual_ratio = self._methods.usual_ratio
+        if self._methods.are_shipped:
+            self.all.insert(0, self.find(CCOT))
 
     @property
     def unusable(self) -> list[CcotError]:
@@ -83,7 +89,7 @@ class Models:
         """Find the model that a client names.
 
         Args:
-            name: Such as `ccot-0.1`, `ccot` or `cot`.
+            name: Such as `ccot-0.1`, `cot` or `ccot`, which answers as `ccot ask` does if no method is named.
             method: Wins over the one of the name, as does `ratio`.
 
         Raises:
@@ -91,7 +97,8 @@ class Models:
         """
         named, named_ratio = split_name(name)
         found = self._methods.find(method or named, named_ratio if ratio is None else ratio)
-        return Model(found.name, found.ratio)
+        is_plain = (name, method, ratio) == (CCOT, None, None)
+        return Model(found.name, found.ratio, may_fall_back=is_plain and self._methods.are_shipped)
 
     def load(self, model: Model) -> Asker:
         """Return what answers for a model, loaded on the first call.
@@ -101,7 +108,8 @@ class Models:
         """
         if model.id not in self._askers:
             methods = replace(self._methods, theta=self._methods.theta.twin())
-            self._askers[model.id] = Asker(self._workspace, self._settings, model.ratio, model.method, methods=methods)
+            named = (None, None) if model.may_fall_back else (model.ratio, model.method)
+            self._askers[model.id] = Asker(self._workspace, self._settings, *named, methods=methods)
         return self._askers[model.id]
 
 
