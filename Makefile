@@ -11,7 +11,7 @@ BIN := .venv/bin
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY)  ## Train every stage on the model in the package and answer from it, in minutes
+demo: $(READY)  ## Run the whole pipeline on the model in the package and answer from it, in minutes
 	@CCOT_TYPED="make demo" $(BIN)/ccot demo
 
 # One process per core, with one thread each, because the tests are many and small.

@@ -12,6 +12,8 @@ Dimensions: B batch, T tokens, V vocabulary.
 """
 
 import json
+import shlex
+import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -95,7 +97,8 @@ def main(
         measured = json.loads(log.read_text()) if log.exists() else []
         if checkpoint.exists():
             training.resume(checkpoint)
-            measured = [row for row in measured if row["steps"] <= training.step]
+        # The log is written first, so it may have more steps than the checkpoint.
+        measured = [row for row in measured if row["steps"] <= training.step]
         stream = Batches(encoder, 0, training_people, first_step=training.step, phases=phases)
         seconds, started = (measured[-1]["seconds"] if measured else 0.0), time.perf_counter()
         while training.step < steps:
@@ -104,8 +107,8 @@ def main(
                 seconds += time.perf_counter() - started
                 row = {"width": each, "steps": training.step, "seconds": seconds}
                 measured.append(row | {name: measure(model, problems) for name, problems in kinds.items()})
-                training.save(checkpoint)
                 write_json(log, measured)
+                training.save(checkpoint)
                 typer.echo(json.dumps(measured[-1]))
                 started = time.perf_counter()
         folder, plain = BUILD_FOLDER / f"theta-{each}", with_plain_vectors(model)
@@ -120,8 +123,7 @@ def main(
             for row in rows
         ]
         columns = [{"name": name, "format": form} for name, form in forms.items()]
-        widths = "".join(f" --width {each}" for each in width or ())
-        command = f"python examples/theta_size.py --people gsm8k.jsonl{widths}"
+        command = shlex.join(["python", *sys.argv])
         source = {"command": [command], "seeds": [0], "n": limit, "note": "one thread", "recorded": "this script"}
         write_json(output / "theta-size.json", {"columns": columns, "rows": table, "source": source})
 

@@ -266,7 +266,7 @@ class ThetaTraining:
         matrices = {
             name: parameter
             for name, parameter in self.model.named_parameters()
-            if parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+            if parameter.ndim == 2 and "embed" not in name
         }
         others = {name: p for name, p in self.model.named_parameters() if name not in matrices}
         self.named = [matrices, others]
@@ -352,16 +352,17 @@ def train_phase(
     lines = [line for line in lines if line["step"] <= training.step]
     seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
     progress = TerminalProgress() if ranks.rank() == 0 else Progress()
-    with progress.task(f"θ, phase {number + 1}", total=num_steps, unit="steps") as advance:
-        advance(training.step)
+    name = f"θ, phase {number + 1}"
+    with progress.task(name, total=num_steps, unit="steps", done=training.step) as advance:
         while training.step < num_steps:
             loss, accuracy = training.train_on(*batches.next())
             advance(1, loss=f"{loss:.4f}", right=f"{accuracy:.4f}")
             if training.step % CHECKPOINT_STEPS == 0 or training.step == num_steps:
                 seconds = seconds_before + time.perf_counter() - started
                 lines.append({"step": training.step, "loss": loss, "right": accuracy, "seconds": seconds})
-                ranks.first(partial(training.save, checkpoint))
+                # A log may have more steps than its checkpoint, but not fewer.
                 ranks.first(partial(write_lines, log, lines))
+                ranks.first(partial(training.save, checkpoint))
     return float(lines[-1]["seconds"])
 
 

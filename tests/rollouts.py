@@ -22,9 +22,7 @@ LAYER = 2
 def roll(adapters: Adapters, queries: list[list[int]], counts: list[int]) -> tuple[Contemplation, CachedSequence]:
     """Generate a number of tokens for each query."""
     sequence, first = encode_query(adapters, queries, layer=LAYER)
-    tokens = contemplate(
-        adapters, sequence, first, layer=LAYER, max_tokens=max(counts), num_tokens_B=torch.tensor(counts)
-    )
+    tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=torch.tensor(counts))
     return tokens, sequence
 
 

@@ -12,7 +12,7 @@ from ccot_cli.config import TrainPsiConfig
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.word_problems import generate
 from ccot_cli.models.base.adapters import Adapters
-from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states
+from ccot_cli.models.selection.gold import gold_states
 from ccot_cli.models.selection.selector import Selector
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.psi import PsiTraining
@@ -36,7 +36,7 @@ def with_gold(setup: RecipeSetup, selector: Selector) -> RecipeSetup:
     theta, problems = setup.adapters.theta, setup.problems
     setup.adapters.use(None)
     indices = range(theta.num_layers + 1)
-    states = dict(gold_states(theta, problems, indices=indices, batch_tokens=999, dtype=STORED_DTYPE))
+    states = dict(gold_states(theta, problems, indices=indices, batch_tokens=999))
     gold = []
     for number, problem in enumerate(problems):
         kept = selector.positions(problem, states_MD=states[number][1:, selector.layer])

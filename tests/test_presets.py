@@ -18,6 +18,16 @@ def test_a_presets_text_loads_to_the_preset(tmp_path: Path, name: str) -> None:
     assert load_settings(tmp_path / "ccot.yaml") == preset(name)
 
 
+@pytest.mark.parametrize(
+    "text", ["\x7f", "\x85", "\u2028", "\u2029", "\ufeff", "\ufffe", "\uffff", "\n\\u0041", "😀é#'\""]
+)
+def test_every_text_comes_back_as_it_was(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ccot.yaml").write_text(
+        preset_text("embedded", {"model.prompt": f"a{text}b {{question}}"}), encoding="utf-8"
+    )
+    assert load_settings(tmp_path / "ccot.yaml").model.prompt == f"a{text}b {{question}}"
+
+
 def lines_of(lines: list[str], section: str) -> list[str]:
     """Those of a section; of a setting that stands in none, its own."""
     start = next(number for number, line in enumerate(lines) if line.startswith(f"{section}:"))

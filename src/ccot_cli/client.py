@@ -10,12 +10,15 @@ from time import sleep
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from ccot_cli.errors import CcotError, ResourceError, UsageError
+from ccot_cli.errors import BusyError, CcotError, CorruptError, DivergedError, MissingError, ResourceError, UsageError
 from ccot_cli.names import CCOT, DEFAULT_PORT, parse_ratio
 
 CONNECT_SECONDS = 10.0
 NUM_CONNECTIONS = 32
 """Questions on their way at a time: as many as the server answers in a batch."""
+ERRORS = {
+    kind.exit_code: kind for kind in (UsageError, MissingError, CorruptError, ResourceError, BusyError, DivergedError)
+}
 MOST_TRIES = 60
 """How often a question is sent to a server whose queue is full, about once a second."""
 
@@ -158,8 +161,7 @@ class _Server:
     def _error(self, status: int, reply: dict[str, Any]) -> CcotError:
         try:
             fields = reply["error"]["ccot"]
-            kinds: dict[int, type[CcotError]] = {kind.exit_code: kind for kind in CcotError.__subclasses__()}
-            return kinds.get(fields["exit_code"], CcotError)(str(fields["message"]), fix=str(fields["fix"]))
+            return ERRORS.get(fields["exit_code"], CcotError)(str(fields["message"]), fix=str(fields["fix"]))
         except (KeyError, TypeError):
             return self.is_another()
 

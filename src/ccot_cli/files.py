@@ -242,25 +242,31 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def expanded(name: str) -> Path:
+    """Return a path with the home folder in the place of `~`; of a user who is not there it stays as it is."""
+    with suppress(RuntimeError):
+        return Path(name).expanduser()
+    return Path(name)
+
+
 def free_bytes(path: Path) -> int:
     """Return how many bytes are free on the disk of a path, which need not exist yet."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     return shutil.disk_usage(existing).free
 
 
-def check_space(path: Path, needed: int, *, force: bool = False, fix: str = "free some space, or add --force") -> None:
+def check_space(path: Path, needed: int, *, fix: str = "free some space") -> None:
     """Refuse work that will not fit on the disk, before it starts.
 
     Args:
         needed: Bytes.
-        force: Do not check.
         fix: What the error suggests.
 
     Raises:
         ResourceError: if fewer than `needed` bytes are free.
     """
     free = free_bytes(path)
-    if free < needed and not force:
+    if free < needed:
         raise ResourceError(
             f"this needs about {human_bytes(needed)}, and {human_bytes(free)} are free in {path}", fix=fix
         )

@@ -34,7 +34,8 @@ STAGES = (PRECOMPUTE, SCORE, TRAIN_PHI, TRAIN_PSI, TRAIN_DECODER, TRAIN_BASELINE
 OPTIONAL_STAGES = (TRAIN_DECODER, TRAIN_BASELINE)
 """Stages that answering does without."""
 KEYED_STAGES = (SCORE, TRAIN_PHI, TRAIN_PSI, TRAIN_DECODER)
-"""Stages with one artifact for each ratio; `train-baseline` has one for each method, `eval` one for each run."""
+"""Stages with one artifact for each ratio; `train-baseline` has one for each method and, of some, ratio, `eval` one for
+each run."""
 
 Schedule = Literal["joint", "layerwise"]
 QueryUnder = Literal["theta", "phi"]

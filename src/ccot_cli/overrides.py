@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
 from ccot_cli.errors import UsageError
-from ccot_cli.files import absolute
+from ccot_cli.files import absolute, expanded
 from ccot_cli.names import MODELS
 
 
@@ -26,7 +26,7 @@ def _absolute(value: object, folder: Path) -> object:
     # A folder that happens to be called "embedded" does not hide the model or data of that name.
     if not isinstance(value, str) or value in MODELS:
         return value
-    path = folder / Path(value).expanduser()
+    path = folder / expanded(value)
     return str(absolute(path)) if path.exists() else value
 
 

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from itertools import pairwise
@@ -121,11 +122,14 @@ def settings_text(chosen: Settings, title: str) -> str:
 
 
 _COMMENT_COLUMN = 42
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that JSON holds as they are, and that YAML refuses in quotes or takes for a line break."""
 
 
 def _setting_line(key: str, value: object, field: FieldInfo, comment: str) -> str:
-    # JSON is YAML too, and quotes every string.
-    setting = f"{key}: {json.dumps(value, default=float, ensure_ascii=False)}"
+    # JSON is nearly YAML, and quotes every string.
+    text = json.dumps(value, default=float, ensure_ascii=False)
+    setting = f"{key}: " + _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     choices = " | ".join(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ""
     return f"{setting} ".ljust(_COMMENT_COLUMN) + f"# {comment}" + (f" ({choices})" if choices else "")
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note, print_table
+from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_note, print_note_table, print_table
 from cli.running import ESCAPE, Output, ccot
 
 
@@ -148,6 +148,7 @@ class TestWhatSteersATerminal:
         print_line(HOSTILE)
         print_table([[HOSTILE, "x"]], align="<<")
         print_note(HOSTILE)
+        print_note_table([[HOSTILE]], align="<")
         with TerminalProgress().task(HOSTILE, total=1, unit="rows"):
             TerminalProgress().say(HOSTILE)
         out, err = capsys.readouterr()

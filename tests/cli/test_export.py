@@ -25,6 +25,7 @@ from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.direct import DirectMethod
 from ccot_cli.names import ADAPTER_FILE, SETTINGS_FILE
+from ccot_cli.settings_file import load_settings
 from ccot_cli.stages.ask import AskResult
 from ccot_cli.workspace.workspace import Workspace
 from cli.running import QUESTION, Output, output
@@ -94,6 +95,25 @@ def test_the_adapter_in_theta_travels_with_the_methods(
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     _, err = output(capsys, "export", "broken.zip", "-w", "moved", code=4)
     assert "has changed since" in err
+
+
+def test_what_training_started_from_stays_where_it_is(
+    here: Path, model_folder: Path, tmp_path: Path, capsys: Output
+) -> None:
+    shaken(load_theta(ModelConfig(name=str(model_folder))), PSI).save(PSI, tmp_path)
+    (tmp_path / PSI).rename(tmp_path / "adapter")
+    settings = (here / SETTINGS_FILE).read_text()
+    started = f"train_psi: {{start: {tmp_path / 'adapter'}, lora_alpha: 8, "
+    (here / SETTINGS_FILE).write_text(settings.replace("train_psi: {", started))
+    for command in ("precompute", "score", "train-phi", "train-psi"):
+        output(capsys, command)
+    output(capsys, "export", "methods.zip")
+    with zipfile.ZipFile("methods.zip") as archive:
+        assert str(tmp_path) not in "".join(archive.read(name).decode(errors="replace") for name in archive.namelist())
+    Path("adapter").mkdir()
+    output(capsys, "import", "methods.zip", "-w", "new-run", "--model", str(model_folder))
+    assert load_settings(Path("new-run", SETTINGS_FILE)).train_psi.start is None
+    assert answers(Path("new-run"), "ccot") == answers(here, "ccot")
 
 
 def test_equal_methods_make_equal_bytes_from_the_old_workspace_and_from_the_new(

@@ -391,6 +391,12 @@ class TestAsk:
         assert out.splitlines() == [f"Q{number}" for number in range(9)]
         assert {*slept} == {1.0}
 
+    def test_an_answer_that_takes_too_long_is_told_as_such(self, serve: Serve, capsys: Output) -> None:
+        serving = serve(seconds=0.5)
+        serving.answerer.gate.clear()
+        _, err = output(capsys, "ask", "--server", serving.url, "x", code=1)
+        assert err.startswith("error: there was no answer within 0.5 s\n")
+
     def test_no_server_is_exit_5_and_names_the_command(self, capsys: Output) -> None:
         with server.listen("127.0.0.1", 0) as closed:
             url = server.url(closed)

@@ -478,6 +478,11 @@ def test_csv_rows_with_too_many_or_too_few_cells_are_bad(tmp_path: Path) -> None
 # Sources that do not work
 
 
+def test_the_file_of_a_user_who_is_not_there_is_named() -> None:
+    config = DataConfig(source="~nobody-at-all/x.jsonl")
+    assert refusal(lambda: load_training(config)).message == "there is no file ~nobody-at-all/x.jsonl"
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for name in ("none.jsonl", "none.csv", "none.parquet", "none"):
         path = tmp_path / name
@@ -555,6 +560,11 @@ def test_test_problems_are_the_first_of_the_test_source(tmp_path: Path) -> None:
 def test_embedded_test_problems_serve_any_source() -> None:
     config = DataConfig(source="a.jsonl", test_source="embedded")
     assert [problem.id for problem in load_test(config, limit=1, seed=2)] == ["test-2-0"]
+    # The subset is that of the training source, unless this is a file, which has none.
+    config = DataConfig(source="openai/gsm8k", subset="main", test_source="embedded")
+    assert len(load_test(config, limit=1, seed=2)) == 1
+    config = DataConfig(source="a.jsonl", subset="none", test_source="embedded")
+    assert "no subset 'none'" in refusal(lambda: load_test(config, limit=1, seed=2)).message
 
 
 # The hub
@@ -579,6 +589,8 @@ def test_hub_data_sets_are_asked_for_by_subset_and_split(monkeypatch: pytest.Mon
     assert len(loaded.train) == 27
     assert [problem.id for problem in load_test(config, limit=2, seed=0)] == ["1", "2"]
     assert calls == [("openai/gsm8k", "main", "train[:30]"), ("openai/gsm8k", "main", "test")]
+    load_test(DataConfig(source="embedded", subset="sums", test_source="openai/gsm8k"), limit=2, seed=0)
+    assert calls[-1] == ("openai/gsm8k", None, "test")
 
 
 def test_a_folder_is_loaded_as_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

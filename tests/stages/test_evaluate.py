@@ -255,6 +255,20 @@ def test_test_questions_that_are_too_long_are_left_out(make_run: MakeRun, tmp_pa
         evaluate.run(run.workspace, run.settings, names=("direct",), progress=told)
 
 
+def test_solutions_that_are_too_long_are_left_out_if_they_are_read(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(family="gpt2", **{"data.test_source": str(tmp_path / "test.jsonl")})
+    chains = ["3 + 4 = 7", "3 + 4 = 7\n" * 300]
+    rows = [{"question": f"{number} pens?", "answer": f"{chain}\n#### 7"} for number, chain in enumerate(chains)]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    methods = find_methods(None, run.settings, may_have_none=True)
+    for needs_chains, expected in ((False, 2), (True, 1)):
+        problems = evaluate.problems_to_ask(methods, run.settings, None, Progress(), needs_chains=needs_chains)
+        assert len(problems) == expected
+    (tmp_path / "test.jsonl").write_text(json.dumps(rows[1]))
+    with pytest.raises(UsageError, match="no question is short enough"):
+        evaluate.problems_to_ask(methods, run.settings, None, Progress(), needs_chains=True)
+
+
 def test_what_reads_chains_is_asked_no_problem_whose_solution_is_too_long(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(family="gpt2", **{"data.test_source": str(tmp_path / "test.jsonl")})
     run.precompute()

@@ -93,14 +93,6 @@ def test_the_weights_of_several_files_all_count(make_run: MakeRun, tmp_path: Pat
     assert len({*hashes}) == len(files) + 1
 
 
-def test_what_was_made_before_weights_were_hashed_is_still_read(make_run: MakeRun) -> None:
-    run = make_run()
-    run.precompute()
-    source = run.workspace.require("precompute")
-    edit_manifest(source, inputs={name: value for name, value in source.manifest.inputs.items() if name != "weights"})
-    assert run.score().mean_kept > 0
-
-
 @pytest.mark.parametrize(
     "change", [{"rms_norm_eps": 0.1}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}]
 )

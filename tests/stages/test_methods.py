@@ -96,6 +96,17 @@ def test_theta_s_own_chain_does_not_pass_for_a_damaged_or_stale_cot(make_run: Ma
     assert names(find_methods(run.workspace, run.settings)) == [("direct", "0"), ("cot", "1")]
 
 
+def test_where_no_ratio_can_be_asked_for_the_training_of_one_is_recommended(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    for name in ("pause", "cot"):
+        run.train_baseline(name)
+    (run.workspace.folder(TRAIN_BASELINE, "cot") / MANIFEST_FILE).write_text("{}")
+    with pytest.raises(MissingError, match=r"for ratio 0\.1 .*trained: none") as caught:
+        find_methods(run.workspace, run.settings).find("ccot", None)
+    assert caught.value.fix.startswith("train it: ccot score")
+
+
 def test_a_stale_method_is_called_stale_without_its_ratio_too(make_run: MakeRun) -> None:
     run = make_run()
     run.precompute()

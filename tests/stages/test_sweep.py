@@ -251,6 +251,7 @@ def test_a_value_is_the_same_however_it_is_written() -> None:
         ({"train_psi.epochs": [5]}, {"epochs": [4]}, "train_psi.epochs is varied twice", "--epochs"),
         ({"train_phi.limit": [5]}, {"problems": [4]}, "train_phi.limit is varied twice", "--problems"),
         ({"train_phi.seed": [5]}, {"seed": [4]}, "train_phi.seed is varied twice", "--seed"),
+        ({"train_phi.epochs": [5]}, {"train_phi.epochs": [4]}, "train_phi.epochs is varied twice", "train_phi.epochs"),
     ],
 )
 def test_what_cannot_be_varied_is_refused(
@@ -259,6 +260,11 @@ def test_what_cannot_be_varied_is_refused(
     with pytest.raises(UsageError, match=message) as caught:
         sweep.with_varied(Settings(), grid, varied)
     assert fix in str(caught.value.fix)
+
+
+def test_a_setting_may_be_varied_beside_another_one() -> None:
+    rates: dict[str, list[object]] = {"train_phi.learning_rate": [0.005, 0.01]}
+    assert sweep.with_varied(Settings(), rates, {"train_psi.epochs": [2]}) == {**rates, "epochs": [2]}
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_layers_whose_states_rest_in_files_learn_the_same(make_run: MakeRun, mon
     in_memory.train_phi()
     monkeypatch.setattr(train_phi, "fits", lambda num_bytes, device: False)
     rested = []
-    monkeypatch.setattr(train_phi, "check_space", lambda folder, num_bytes, fix: rested.append(num_bytes))
+    monkeypatch.setattr(train_phi, "check_space", lambda folder, num_bytes: rested.append(num_bytes))
     in_files.train_phi()
     assert rested[0] > 0
     one, other = (run.workspace.require("train-phi", "r0.10").manifest.files for run in (in_memory, in_files))

@@ -152,9 +152,7 @@ def test_end_is_fitted_on_all_tokens_of_psis_rollouts_of_which_the_kth_is_the_la
             firsts.append(problem.answer[0])
             count = num_kept(RATIO, len(problem.chain))
             sequence, first_BD = encode_query(adapters, [problem.query], layer=2)
-            made = contemplate(
-                adapters, sequence, first_BD, layer=2, max_tokens=count, num_tokens_B=torch.tensor([count])
-            )
+            made = contemplate(adapters, sequence, first_BD, layer=2, max_tokens=count)
             fed.append(made.inputs_BKD[0])
             states.append(made.last_BKD[0])
             labels += [*[False] * (count - 1), True]

@@ -101,7 +101,7 @@ def ccot(
     """Reason in a few continuous tokens, answer in text: Compressed Chain of Thought.
 
     ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
-    ccot demo                 train every stage on the model in the package, in minutes
+    ccot demo                 run the whole pipeline on the model in the package, in minutes
     """
     if context.invoked_subcommand is None:
         print_line(context.get_help())

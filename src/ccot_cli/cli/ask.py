@@ -149,27 +149,31 @@ def ask(
             raise UsageError("a server gives no more than the answer", fix=f"leave out {option}, or --server ''")
         if is_given and len(asked) != 1 and not is_json:
             raise UsageError(f"{option} of several questions is for JSON alone", fix="--format json")
+    if server and min_confidence is not None:
+        raise UsageError("a server knows no --min-confidence", fix="leave it out, or ask without one: --server ''")
     if swap_with is not None and not show_thoughts:
         raise UsageError("--swap-with is for --show-thoughts", fix="give both")
     swap_with = None if swap_with is None else _as_text(swap_with)
     changes: dict[str, object] = {"model.device": device, "model.threads": threads, "decoding.engine": engine}
-    if server and min_confidence is not None:
-        raise UsageError("a server knows no --min-confidence", fix="leave it out, or ask without one: --server ''")
-    asker: AnyAsker = (
-        _connect(server, [folder, *changes.values(), sets], ratio, method)
-        if server
-        else _load(
-            folder,
-            changes,
-            sets,
-            ratio,
-            method,
-            shows_thoughts=show_thoughts,
-            swap_with=swap_with,
-            explains=explain,
-            min_confidence=min_confidence,
-        )
-    )
+    asker: AnyAsker
+    if server:
+        asker = _connect(server, [folder, *changes.values(), sets], ratio, method)
+    else:
+        workspace, settings, _ = resolve_trained(folder, changes, sets)
+        announce_unpacking(settings.model.name)
+        with loading(workspace.name if workspace else settings.model.name):
+            from ccot_cli.stages.ask import Asker
+
+            asker = Asker(
+                workspace,
+                settings,
+                ratio,
+                method,
+                shows_thoughts=show_thoughts,
+                swap_with=swap_with,
+                explains=explain,
+                min_confidence=min_confidence,
+            )
     hint = _HINT if asker.could_fall_back else ""
     if ratio is None and asker.method.name == CCOT and asker.method.ratio != asker.usual_ratio:
         print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {asker.usual_ratio:f}")
@@ -183,35 +187,6 @@ def ask(
 
 _HINT = "; --min-confidence 0.5 would have the chain written"
 """For a warning that an answer is a guess."""
-
-
-def _load(
-    folder: Path | None,
-    changes: dict[str, object],
-    sets: list[str] | None,
-    ratio: Decimal | None,
-    method: str | None,
-    *,
-    shows_thoughts: bool,
-    swap_with: str | None,
-    explains: bool,
-    min_confidence: float | None,
-) -> "Asker":
-    workspace, settings, _ = resolve_trained(folder, changes, sets)
-    announce_unpacking(settings.model.name)
-    with loading(workspace.name if workspace else settings.model.name):
-        from ccot_cli.stages.ask import Asker
-
-        return Asker(
-            workspace,
-            settings,
-            ratio,
-            method,
-            shows_thoughts=shows_thoughts,
-            swap_with=swap_with,
-            explains=explains,
-            min_confidence=min_confidence,
-        )
 
 
 def _connect(server: str, local: Iterable[object], ratio: Decimal | None, method: str | None) -> "RemoteAsker":

@@ -159,6 +159,7 @@ def print_note_table(rows: Sequence[Sequence[str]], *, align: str) -> None:
         align: As for `aligned`.
     """
     console = _error_console()
+    rows = [[visible(cell) for cell in row] for row in rows]
     if not _can_draw(console):
         for line in aligned(rows, align=align):
             console.print(line)

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ccot_cli.cli.plots import pyplot
+from ccot_cli.cli.plots import pyplot, save
 from ccot_cli.errors import UsageError
 from ccot_cli.names import TRAIN_BASELINE, TRAIN_DECODER, TRAIN_PHI, TRAIN_PSI
 
@@ -60,8 +60,7 @@ def draw_curves(workspace: "Workspace", path: Path) -> int:
     for panel, axes in zip(panels, grid.flat, strict=False):
         _draw(panel, axes)
     figure.suptitle(f"{workspace.name}: training", fontsize=11)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, path)
     return len(panels)
 
 

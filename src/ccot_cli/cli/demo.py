@@ -36,7 +36,7 @@ def demo(
     ] = Path("ccot-demo"),
     threads: ThreadsOption = None,
 ) -> None:
-    """Train every stage on the embedded model in minutes, show a table of results, and answer a question.
+    """Run the whole pipeline on the embedded model in minutes, show a table of results, and answer a question.
 
     ccot demo
     ccot demo my-demo
@@ -60,7 +60,7 @@ def _refuse_others_work(folder: Path) -> None:
 
 
 def _run_all(folder: Path, threads: int | None) -> None:
-    """Run every stage, and show the command of each."""
+    """Run the pipeline, and show the command of each."""
     if not (folder / SETTINGS_FILE).exists():
         _show("init", str(folder), *(word for each in SETS for word in ("--set", each)))
         init.init(folder, sets=[*SETS])

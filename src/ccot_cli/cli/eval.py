@@ -17,7 +17,6 @@ from ccot_cli.cli.options import (
     DataOption,
     DeviceOption,
     EngineOption,
-    LimitOption,
     SeedOption,
     SetOption,
     StepsOption,
@@ -27,6 +26,7 @@ from ccot_cli.cli.options import (
     WorkspaceOption,
     announce_data,
     announce_unpacking,
+    limit_option,
     min_confidence_option,
     resolve_trained,
     starting_with,
@@ -99,7 +99,7 @@ def evaluate(
         ),
     ] = None,
     data: DataOption = None,
-    limit: LimitOption = None,
+    limit: Annotated[int | None, limit_option("Most test problems.")] = None,
     steps: StepsOption = None,
     batch_size: Annotated[
         int | None,
@@ -146,6 +146,7 @@ def evaluate(
     if compare:
         given |= {"--harness": harness, "--methods": methods, "--ratio": ratio, "--no-save": not save}
         given |= {"--batch-size": batch_size, "--limit": limit, "--engine": engine}
+        given |= {"--device": device, "--threads": threads, "--set": sets}
         _refuse_without_effect("--compare", given | chosen)
     elif harness:
         _refuse_without_effect(f"--harness {harness}", given if harness == OWN_TASK else given | chosen)
@@ -235,7 +236,7 @@ def _show_harness(
         print_line(render(harness_table(result), style))
 
 
-def show_tables(result: dict[str, Any], style: Style = "text", *, has_thoughts: bool = False) -> None:
+def show_tables(result: dict[str, Any], style: Style, *, has_thoughts: bool) -> None:
     """Print the paper's tables; as text also the frontier, and where the results are kept."""
     for number, table in enumerate(tables_of(result, has_thoughts=has_thoughts)):
         if number > 0:

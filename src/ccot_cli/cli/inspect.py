@@ -13,13 +13,13 @@ from ccot_cli.cli.options import (
     DataOption,
     DeviceOption,
     FormatOption,
-    LimitOption,
     SetOption,
     StepsOption,
     ThreadsOption,
     WorkspaceOption,
     announce_data,
     announce_unpacking,
+    limit_option,
     ratio_option,
     resolve_trained,
 )
@@ -34,10 +34,15 @@ def inspect(
     folder: WorkspaceOption = None,
     ratio: Annotated[
         Decimal | None,
-        ratio_option("Compression ratio r. Default: 0.3 of the methods in the package, 0.1 in a workspace."),
+        ratio_option(
+            "Compression ratio r. Default: 0.3 of the methods in the package; in a workspace 0.1, or the trained one"
+            " that is nearest to it."
+        ),
     ] = None,
     data: DataOption = None,
-    limit: LimitOption = None,
+    limit: Annotated[
+        int | None, limit_option(f"Most test problems. Default: {USUAL_LIMIT}, whatever ccot.yaml says.")
+    ] = None,
     steps: StepsOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,

@@ -65,10 +65,11 @@ def merge(
         size = human_bytes(result.num_bytes)
         print_line(f"{result.folder}: {result.model} with {result.method} merged, {result.dtype}, {size}")
         print_line(f"prompt {json.dumps(result.prompt)}, answer marker {json.dumps(result.answer_marker)}")
-    usual = type(settings.model)()
-    sets = [f"model.name={result.folder}"]
+    from ccot_cli.config import ModelConfig
+
+    usual, words = ModelConfig(), ["--set", f"model.name={result.folder}"]
     for name in ("prompt", "answer_marker"):
         if (text := getattr(result, name)) != getattr(usual, name):
             # JSON is YAML too, and keeps line breaks.
-            sets.append(f"model.{name}={json.dumps(text, ensure_ascii=False)}")
-    print_next(shlex.join(["ccot", "init", "next-run", *(word for each in sets for word in ("--set", each))]))
+            words += ["--set", f"model.{name}={json.dumps(text, ensure_ascii=False)}"]
+    print_next(shlex.join(["ccot", "init", "next-run", *words]))

@@ -124,9 +124,11 @@ def min_confidence_option(text: str) -> Any:
 
 RatioOption = Annotated[list[Decimal] | None, _ratios_option("those of ccot.yaml")]
 TrainedRatioOption = Annotated[list[Decimal] | None, _ratios_option("all that were trained")]
-LimitOption = Annotated[
-    int | None, typer.Option("--limit", min=1, metavar="N", help="Most test problems.", rich_help_panel=WHAT)
-]
+
+
+def limit_option(text: str) -> Any:
+    """Make the option that limits test problems."""
+    return typer.Option("--limit", min=1, metavar="N", help=text, rich_help_panel=WHAT)
 
 
 def _check_steps(steps: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -146,7 +148,7 @@ StepsOption = Annotated[
         "--steps",
         callback=_check_steps,
         metavar="MIN MAX",
-        help="Only problems with MIN to MAX reasoning steps. Default: any.",
+        help="Only problems with MIN to MAX reasoning steps. Default: those of the settings, else any.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -337,7 +339,8 @@ def read_vary(text: str) -> tuple[str, list[object]]:
     """
     from ccot_cli.overrides import with_absolute_paths
 
-    name, values = text.partition("=")[0].strip(), text.partition("=")[2].split(",")
+    name, _, listed = text.partition("=")
+    name, values = name.strip(), listed.split(",")
     if not re.fullmatch(r"\w+\.\w+", name) or not all(map(str.strip, values)):
         raise UsageError(
             f"--vary {text} is no setting of a section with values", fix="--vary train_phi.learning_rate=0.005,0.01"

@@ -63,7 +63,7 @@ def check_plot(path: Path) -> None:
         UsageError: if the file is neither .png nor .svg or cannot be written, or matplotlib is missing.
     """
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{path} is neither .png nor .svg", fix="--plot frontier.svg")
+        raise UsageError(f"{path} is neither .png nor .svg", fix=f"--plot {path.with_suffix('.svg')}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the plot", fix=f"mkdir {path.parent}")
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
@@ -204,6 +204,11 @@ def _finish(figure: Any, axes: Any, path: Path) -> None:
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside right center", frameon=False)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture, and free its memory."""
     figure.savefig(path, dpi=150)
     pyplot().close(figure)
 

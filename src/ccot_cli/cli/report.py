@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ccot_cli.cli.plots import pyplot
+from ccot_cli.cli.plots import pyplot, save
 from ccot_cli.names import EMBEDDED
 
 PAGE = "report.html"
@@ -24,7 +24,7 @@ pre { background: #f4f4f4; padding: .6rem; white-space: pre-wrap; margin: .3rem 
 
 def write_report(result: dict[str, Any], folder: Path) -> Path:
     """Draw the figures of an `Inspection` into a folder, and write the page; return the page's path."""
-    sections = [_summary(result)]
+    sections = [_table((), summary_rows(result))]
     for name, title, caption, draw in FIGURES:
         path = folder / f"{name}.png"
         draw(result, path)
@@ -78,12 +78,8 @@ def _best_cell(result_map: dict[str, Any]) -> str:
     return f"in {value:.3f} of {result_map['cases_K'][token]:,} problems, at index {index} of token {token + 1}"
 
 
-def _summary(result: dict[str, Any]) -> str:
-    return _table(("", ""), summary_rows(result))
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"] if any(head) else []
+    lines = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"] if head else []
     lines += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
     return "<table>\n" + "\n".join(lines) + "\n</table>"
 
@@ -137,7 +133,7 @@ def _draw_kept(result: dict[str, Any], path: Path) -> None:
     right.set_xlabel("fifth of a line of the chain")
     right.set_ylabel("proportion kept")
     right.set_title("by place", fontsize=10)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_results(result: dict[str, Any], path: Path) -> None:
@@ -159,7 +155,7 @@ def _draw_results(result: dict[str, Any], path: Path) -> None:
         axes.set_title(f"result {each['result']} of the chain, {each['cases_K'][0]:,} problems at token 1", fontsize=10)
     if maps:
         figure.colorbar(image, ax=all_axes, label="proportion read by a linear probe")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _number_cells(axes: Any, rows: Sequence[Sequence[float]]) -> None:
@@ -190,7 +186,7 @@ def _draw_errors(result: dict[str, Any], path: Path) -> None:
         f"from {result['error_cases_K'][0]:,} problems at token 1 to {result['error_cases_K'][-1]:,}", fontsize=10
     )
     figure.legend(loc="outside right center", frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_moves(result: dict[str, Any], path: Path) -> None:
@@ -217,12 +213,7 @@ def _draw_moves(result: dict[str, Any], path: Path) -> None:
     axes.set_title("95 % intervals", fontsize=10)
     if result["moves_by_place"]:
         figure.legend(loc="outside right center", frameon=False)
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=150)
-    pyplot().close(figure)
+    save(figure, path)
 
 
 FIGURES: tuple[tuple[str, str, str, Callable[[dict[str, Any], Path], None]], ...] = (

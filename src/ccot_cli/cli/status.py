@@ -168,7 +168,7 @@ def _figure(name: str, value: object) -> str:
         case int():
             if not name.startswith("num_"):
                 return f"{words} {value:,}"
-            return f"{value:,} {words.removesuffix('s') if value == 1 else words}"
+            return counted(value, words)
         case float():
             return f"{words} {value:.3g}"
     return f"{words} {value}"

@@ -165,7 +165,7 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
     dimensions = [name for name in dimensions_of(rows) if name in ("method", "ratio") or name in varied(rows)]
     figures = [name for name in FIGURES if any(row[name] is not None for row in rows)]
     head = [symbol(name) for name in dimensions]
-    head += ["seeds", "exact match", "95 % interval", "steps", "tokens", *(HEADS[name] for name in figures)]
+    head += ["seeds", "exact match", "95 % interval", "steps", "tokens", *(FIGURES[name][0] for name in figures)]
     cells = [
         (
             *(shown(value_of(row, name)) for name in dimensions),
@@ -174,7 +174,7 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
             f"{row['low']:.3f} – {row['high']:.3f}",
             f"{row['num_steps']:,}",
             f"{row['mean_tokens']:.1f}",
-            *("" if row[name] is None else FIGURES[name](row[name]) for name in figures),
+            *("" if row[name] is None else FIGURES[name][1](row[name]) for name in figures),
         )
         for row in rows
     ]
@@ -187,19 +187,13 @@ def show_sweep(rows: list[dict[str, Any]], style: Style) -> None:
             print_line(line)
 
 
-HEADS = {
-    "seconds": "time",
-    "end_accuracy": "END",
-    "rollout_error": "error",
-    "numbers_read": "read at L",
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "seconds": ("time", lambda seconds: f"{1000 * seconds:.1f} ms"),
+    "end_accuracy": ("END", "{:.1%}".format),
+    "rollout_error": ("error", "{:.3f}".format),
+    "numbers_read": ("read at L", "{:.3f}".format),
 }
-FIGURES: dict[str, Callable[[float], str]] = {
-    "seconds": lambda seconds: f"{1000 * seconds:.1f} ms",
-    "end_accuracy": lambda accuracy: f"{accuracy:.1%}",
-    "rollout_error": lambda error: f"{error:.3f}",
-    "numbers_read": lambda accuracy: f"{accuracy:.3f}",
-}
-"""Formats of the figures that not every row has."""
+"""Titles and formats of the figures that not every row has."""
 
 BAR_WIDTH = 40
 

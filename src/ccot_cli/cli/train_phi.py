@@ -11,7 +11,6 @@ from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
     HOW,
     DeviceOption,
-    EpochsOption,
     FormatOption,
     RatioOption,
     SeedOption,
@@ -48,7 +47,12 @@ def train_phi(
             min=0, metavar="N", help="Passes with gold inputs, before those on rollouts.", rich_help_panel=HOW
         ),
     ] = None,
-    epochs: EpochsOption = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Passes on rollouts (joint), or for each layer (layerwise).", rich_help_panel=HOW
+        ),
+    ] = None,
     start: Annotated[
         str | None,
         typer.Option(

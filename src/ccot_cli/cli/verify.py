@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ccot_cli.cli.console import TerminalProgress, print_json, print_line
+from ccot_cli.cli.console import TerminalProgress, counted, print_json, print_line
 from ccot_cli.cli.options import HOW, FormatOption, WorkspaceOption, find_workspace
 from ccot_cli.errors import CorruptError
 
@@ -47,6 +47,6 @@ def verify(
         for command in dict.fromkeys(each.command for each in removed if each.command):
             print_line(f"makes what was removed again: {command}")
         state = f"{len(damaged)} damaged" if damaged else "sound"
-        print_line(f"{found.num_artifacts} artifacts, {found.num_files:,} files: {state}")
+        print_line(f"{counted(found.num_artifacts, 'artifacts')}, {counted(found.num_files, 'files')}: {state}")
     if len(removed) < len(damaged):
         raise typer.Exit(CorruptError.exit_code)

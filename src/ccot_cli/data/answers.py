@@ -12,7 +12,7 @@ from ccot_cli.data.problems import ANSWER_LINE
 # A unit may follow at once, but no exponent: "1e1" is not read as 1.
 LEADING_NUMBER = re.compile(r"[-+\u2212]?(?:\$\s?)?[0-9.,]++(?=[\s%;!?)]|[A-Za-z\u00b0\u20ac\u00a3](?![-+0-9])|$)")
 # A minus sign between digits is a subtraction: the last number of "7-4" is 4.
-ANY_NUMBER = re.compile(r"(?:(?<![0-9])-)?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+ANY_NUMBER = re.compile(r"(?:(?<![0-9])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 MOST_CHARACTERS = 100
 """Longest text that is read as a number; a longer one is compared as text."""

@@ -175,7 +175,7 @@ class WordProblem:
     family: str
     form: str
     numbers: tuple[int, ...]
-    """The given numbers, then the results."""
+    """The given numbers and the results, the answer last."""
 
     @property
     def split(self) -> str:

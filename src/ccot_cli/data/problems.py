@@ -195,8 +195,10 @@ def _generate(
     Raises:
         UsageError: if it has no such subset, or no problems of so many steps.
     """
+    # A data set of the hub has subsets of its own, and a file none.
+    subset = config.subset if config.source == EMBEDDED or names_file(config.source) else None
     try:
-        problems = generate(split, seed=seed, steps=steps, subset=config.subset, largest=config.largest)
+        problems = generate(split, seed=seed, steps=steps, subset=subset, largest=config.largest)
         taken = list(islice(problems, count))
     except ValueError as error:
         raise UsageError(
@@ -239,7 +241,8 @@ def _hold_out(problems: list[Problem], config: DataConfig) -> tuple[list[Problem
 
 def _read(config: DataConfig, source: str, split: str, *, needs_chains: bool = True) -> tuple[list[Problem], list[str]]:
     """Return the problems of a file or hub data set, and a line for each row that holds none: its number and why."""
-    rows = read_rows(source, subset=config.subset, split=split)
+    # The generator's subsets are those of no other source.
+    rows = read_rows(source, subset=None if config.source == EMBEDDED else config.subset, split=split)
     if not rows:
         raise UsageError(f"{source} holds no problems", fix="give a file or a split that has rows")
     _check_columns(config, source, rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ccot_cli.errors import ResourceError, UsageError
-from ccot_cli.files import strict_json
+from ccot_cli.files import expanded, strict_json
 from ccot_cli.hub import hub_answers
 
 DataRow = dict[str, Any] | ValueError
@@ -30,7 +30,7 @@ def read_rows(source: str, *, subset: str | None, split: str) -> list[tuple[int,
         UsageError: if there is no such source, or it cannot be read.
         ResourceError: if the hub cannot be reached.
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise UsageError(f"{source} is a pipe or a device", fix="write the problems into a file: they are read again")
     if names_file(source):

@@ -106,9 +106,8 @@ class _Forms:
 
     def choose(self, forms: list[str] | tuple[str, ...]) -> str:
         held_out = [form for form in forms if is_held_out(form)]
-        if not (self.is_unseen and held_out and self.rng.random() < 0.5):
-            held_out = [form for form in forms if form not in held_out]
-        form = self.rng.choice(held_out)
+        takes_held_out = self.is_unseen and held_out and self.rng.random() < 0.5
+        form = self.rng.choice(held_out if takes_held_out else [form for form in forms if form not in held_out])
         self.chosen.append(form)
         return form
 
@@ -160,7 +159,7 @@ class _Story:
     def happen(self, event: Event, values: dict[str, int]) -> None:
         """Tell an event, and add its line to the chain."""
         self.events.append(event.name)
-        self.numbers += [values[letter] for letter in ("n", "p") if letter in (*event.operands, "p")]
+        self.numbers += [values["n"], values["p"]] if "n" in event.operands else [values["p"]]
         self.telling.numbers = values
         if event.to == "things" != self.unit:
             self.telling.things.pop("x", None)

@@ -37,7 +37,7 @@ def generate(
     subset: str | None = None,
     largest: int = LARGEST,
 ) -> Iterator[WordProblem]:
-    """Yield different problems of one split without end; every form is equally likely.
+    """Yield different problems of one split until no more are found; the forms of families are drawn alike.
 
     Args:
         steps: Fewest and most reasoning steps; None: any.

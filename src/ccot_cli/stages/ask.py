@@ -77,17 +77,7 @@ class AskResult:
 
 
 class Asker:
-    """A loaded method that answers questions. Load once, ask often.
-
-    Args:
-        shows_thoughts: Whether results say what each contemplation token says.
-        swap_with: Another question: with thoughts, results also say what the answer would be with one of its tokens.
-        explains: Whether results have the chain that the decoder reads from the contemplation tokens.
-
-    Raises:
-        MissingError: if the method was not trained, or not at that ratio, or has no decoder to explain with.
-        UsageError: if there is no method of that name, or it has no contemplation tokens to read.
-    """
+    """A loaded method that answers questions. Load once, ask often."""
 
     def __init__(
         self,
@@ -106,10 +96,18 @@ class Asker:
 
         Args:
             method: By default CCoT.
+            shows_thoughts: Whether results say what each contemplation token says.
+            swap_with: Another question: with thoughts, results also say what the answer would be with one of its
+                tokens.
+            explains: Whether results have the chain that the decoder reads from the contemplation tokens.
             min_confidence: Where an answer has less, from 0 to 1, write the chain and give its answer instead. By
                 default 0.7 of the methods in the package if neither a ratio nor a method is named and only the answer
                 is asked for; else the chain is never written.
             methods: The workspace's methods, if they were found already; loading unloads another of them.
+
+        Raises:
+            MissingError: if the method was not trained, or not at that ratio, or has no decoder to explain with.
+            UsageError: if there is no method of that name, or it has no contemplation tokens to read.
         """
         if methods is None:
             names, ratios = [method] if method not in (None, CCOT) else [], [ratio] if ratio is not None else []

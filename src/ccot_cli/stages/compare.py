@@ -21,7 +21,7 @@ class Comparison:
     method: str
     ratio: float
     n: int
-    """Problems in both."""
+    """Different questions in both."""
     accuracy: float
     """In the first evaluation, as all that follows is the first against the second."""
     other_accuracy: float

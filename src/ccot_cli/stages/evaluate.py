@@ -210,20 +210,21 @@ def problems_to_ask(
         limit: Most problems; None for all.
         loadable: Methods that will be asked. The prompts into which they put a question count too, and the whole
             solution if one of them reads it.
-        needs_chains: Whether a problem without a chain is refused, as it is if one of the methods reads chains.
+        needs_chains: Whether solutions are read, as they are if one of the methods reads chains: a problem without a
+            chain is refused, and one whose solution is too long is left out.
 
     Raises:
         UsageError: if no test problems are named, or none is left.
     """
     if is_tested_on_training(methods.data):
         progress.say("warning: the test problems are those of training; name others with data.test_source or --data")
-    reads_chains = any(each.name == GOLD for each in loadable)
+    reads_chains = needs_chains or any(each.name == GOLD for each in loadable)
     problems = load_test(
         methods.data,
         limit=limit,
         seed=settings.eval.seed,
         steps=settings.eval.steps,
-        needs_chains=needs_chains or reads_chains,
+        needs_chains=reads_chains,
     )
     if (longest := methods.theta.longest_query) is not None:
         encoder, most = methods.theta.encoder, methods.theta.blocks.num_positions

@@ -188,8 +188,10 @@ def _is_local(name: object) -> bool:
 def _portable(name: str, value: Any) -> Any:
     """Return a setting as others can use it: of a path what it ends with, of the adapter its place in the archive.
 
-    Where something lies on this machine concerns nobody else.
+    Where something lies on this machine concerns nobody else, and what training started from is not in the archive.
     """
+    if name.endswith(".start") and _is_local(value):
+        return None
     if value is not None and name == "model.adapter":
         return ADAPTER_FOLDER
     return Path(value).name if name in PATH_SETTINGS and _is_local(value) else value

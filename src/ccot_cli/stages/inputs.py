@@ -121,8 +121,7 @@ def load_unchanged_theta(source: Artifact, recorded: Mapping[str, Any]) -> Theta
     config, inputs = source.read_as(ModelConfig, recorded), source.manifest.inputs
     theta = load_theta(config)
     adapter = None if config.adapter is None else adapter_hash(config.adapter)
-    # What was made before weights were hashed has no hash of them.
-    is_same = theta.fingerprint() == inputs["model"] and inputs.get("weights") in (None, weights_hash(config))
+    is_same = theta.fingerprint() == inputs["model"] and inputs["weights"] == weights_hash(config)
     return theta if is_same and inputs.get("adapter") == adapter else None
 
 

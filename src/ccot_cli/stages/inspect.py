@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import chain
+from math import ceil
 from statistics import fmean
 
 import torch
@@ -138,7 +139,7 @@ def run(
     if not isinstance(method, CcotMethod):
         raise UsageError(f"{method.name} has no contemplation tokens", fix="a ratio between 0 and 1")
     theta, layer = methods.theta, method.info.autoregressive_layer
-    problems = short_enough(theta, problems_to_ask(methods, settings, limit, progress, needs_chains=True))
+    problems = problems_to_ask(methods, settings, limit, progress, needs_chains=True)
     fitted = short_enough(theta, load_training(methods.data).train[:MOST_FITTED])
     train = sorted(fitted, key=lambda problem: len(problem.question))
     encoded, encoded_train = theta.encoder.problems(problems), theta.encoder.problems(train)
@@ -160,7 +161,7 @@ def run(
             replies[number].answer,
             check_thoughts(problems[number].question, replies[number]).thoughts,
         )
-        for number in range(0, len(problems), max(1, len(problems) // NUM_EXAMPLES))
+        for number in range(0, len(problems), ceil(len(problems) / NUM_EXAMPLES))
     ]
     pairable = group_alike(solved, lambda each: each.kind, batch_size=BATCH_SIZE)
     cases = [case for batch in pairable for case in replace_each(method, batch)]
@@ -205,9 +206,7 @@ def _select(
     """Return each problem's gold states at the selected tokens, and the tokens' positions in its chain."""
     examples, positions = dict[int, GoldExample](), dict[int, list[int]]()
     indices = range(theta.num_layers + 1)
-    for number, states_JID in gold_states(
-        theta, problems, indices=indices, batch_tokens=batch_tokens, dtype=STORED_DTYPE
-    ):
+    for number, states_JID in gold_states(theta, problems, indices=indices, batch_tokens=batch_tokens):
         problem = problems[number]
         kept = selector.positions(problem, states_MD=states_JID[1:, selector.layer])
         following = following_ids(theta, problem)

@@ -75,7 +75,7 @@ def run(
         raise MissingError(f"no {method} was trained in {methods.location}: there it is θ alone", fix=train)
     precision = theta.dtype if dtype == "auto" else getattr(torch, dtype)
     num_parameters = sum(each.numel() for name, each in theta.model.named_parameters() if "lora_" not in name)
-    check_space(folder, num_parameters * precision.itemsize, fix="free some space")
+    check_space(folder, num_parameters * precision.itemsize)
     model = loaded.adapters.merge(PSI, precision)
     with commit_folder(folder) as part:
         model.save_pretrained(part)

@@ -306,14 +306,15 @@ class Methods:
             if key in self.unusable:
                 return self.unusable[key]
         trained = ", ".join(f"{known:f}" for known in self.ratios)
-        nearest = min(self.ratios, key=lambda known: abs(known - ratio))
         stages = ["score", "train-phi", "train-psi"]
         commands = [[stage, "--ratio", f"{ratio:f}"] for stage in stages] if ratio else [["train-baseline", "direct"]]
         train = " && ".join(self._command(*words) for words in commands)
-        or_train = f", or train it: {train}" if self.workspace else ""
+        fixes = [f"--ratio {min(self.ratios, key=lambda known: abs(known - ratio)):f}"] if self.ratios else []
+        if self.workspace:
+            fixes.append(f"train it: {train}")
         return MissingError(
-            f"no generator was trained for ratio {ratio:f} in {self.location} (trained: {trained})",
-            fix=f"--ratio {nearest:f}{or_train}",
+            f"no generator was trained for ratio {ratio:f} in {self.location} (trained: {trained or 'none'})",
+            fix=", or ".join(fixes),
         )
 
 

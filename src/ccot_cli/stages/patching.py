@@ -97,8 +97,8 @@ def swapped_answers(method: CcotMethod, question: str, donor: str, *, count: int
 
 def _generate(method: CcotMethod, queries: list[list[int]], count: int) -> Contemplation:
     """Generate so many contemplation tokens for each query, whatever END says."""
-    layer, counts_B = method.info.autoregressive_layer, torch.full((len(queries),), count)
-    return contemplate(method.adapters, *method.read(queries), layer=layer, max_tokens=count, num_tokens_B=counts_B)
+    layer = method.info.autoregressive_layer
+    return contemplate(method.adapters, *method.read(queries), layer=layer, max_tokens=count)
 
 
 def _patched_answers(

@@ -106,9 +106,7 @@ def _write_states(
     batch_tokens = pass_tokens(theta, settings)
 
     def make(wanted: frozenset[int]) -> Iterator[Record]:
-        states = gold_states(
-            theta, encoded, indices=indices, batch_tokens=batch_tokens, dtype=STORED_DTYPE, wanted=wanted
-        )
+        states = gold_states(theta, encoded, indices=indices, batch_tokens=batch_tokens, wanted=wanted)
         return (make_record(number, encoded[number], states_JID) for number, states_JID in states)
 
     write_records(

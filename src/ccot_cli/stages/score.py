@@ -224,9 +224,7 @@ def _write_states(
         if source.manifest.summary["is_every_index"]:
             return (record.select(rows[record.number]) for record in read_records(source.folder, wanted=wanted))
         batch_tokens = source.manifest.summary["batch_tokens"]
-        states = gold_states(
-            theta, problems, indices=indices, batch_tokens=batch_tokens, dtype=STORED_DTYPE, wanted=wanted
-        )
+        states = gold_states(theta, problems, indices=indices, batch_tokens=batch_tokens, wanted=wanted)
         return (make_record(number, problems[number], each_JID).select(rows[number]) for number, each_JID in states)
 
     write_records(

@@ -67,7 +67,6 @@ class Models:
     """
 
     def __init__(self, workspace: Workspace | None, settings: Settings) -> None:
-        self._workspace, self._settings = workspace, settings
         self._methods = find_methods(workspace, settings)
         self._askers: dict[str, Asker] = {}
         self.all = [Model(each.name, each.ratio) for each in self._methods.choose()]
@@ -109,7 +108,7 @@ class Models:
         if model.id not in self._askers:
             methods = replace(self._methods, theta=self._methods.theta.twin())
             named = (None, None) if model.may_fall_back else (model.ratio, model.method)
-            self._askers[model.id] = Asker(self._workspace, self._settings, *named, methods=methods)
+            self._askers[model.id] = Asker(methods.workspace, methods.settings, *named, methods=methods)
         return self._askers[model.id]
 
 

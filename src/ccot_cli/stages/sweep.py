@@ -236,7 +236,7 @@ def with_varied(
                 f"{setting} cannot be varied: all cells share the model, problems and decoding of their workspace",
                 fix=f"vary settings of {', '.join(SECTIONS)}, or sweep another workspace too, with its own {setting}",
             )
-        if taken := [name for name in grid if setting in DIMENSIONS[name].settings]:
+        if taken := [name for name in grid if setting in _dimension(name).settings]:
             raise UsageError(f"{setting} is varied twice", fix=f"leave out --vary {setting}=…, or --{taken[0]}")
         name = own_dimension.get((setting,), setting)
         found[name] = [_get(override(settings, {setting: value}), setting) for value in values]

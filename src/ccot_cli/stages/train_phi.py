@@ -46,8 +46,8 @@ class TrainPhiResult:
     """A `PhiReport` of the saved φ."""
     layers: list[dict[str, Any]]
     """A `LayerReport` for every layer if it was trained layer by layer; else empty."""
-    autoregressive_layer: int | None = None
-    """l; None if an earlier version, which had no `auto`, has trained it."""
+    autoregressive_layer: int
+    """l."""
     was_ready: bool = False
 
 
@@ -147,8 +147,8 @@ class _Job:
     workspace: Workspace
     source: Artifact
     adapters: Adapters
-    stored: list[GoldExample]
-    """All training problems."""
+    all_train: list[GoldExample]
+    """All training problems; φ may learn from fewer."""
     validation: list[GoldExample]
     config: TrainPhiConfig
     build: Build
@@ -164,7 +164,7 @@ class _Job:
     @property
     def train(self) -> list[GoldExample]:
         """The training problems that φ learns from."""
-        return self.stored[: self.config.limit]
+        return self.all_train[: self.config.limit]
 
     def _queries(self, examples: list[GoldExample]) -> Queries:
         ids, config = [each.query for each in examples], self.config
@@ -175,7 +175,7 @@ class _Job:
     @cached_property
     def judge(self) -> PhiJudge:
         # Probes are fitted on all problems, so that figures compare whatever φ learns from.
-        return PhiJudge(self.adapters, self.stored, self.validation, self._queries(self.validation), self.config)
+        return PhiJudge(self.adapters, self.all_train, self.validation, self._queries(self.validation), self.config)
 
     def train_jointly(self) -> int:
         """Train all layers together, and report on the validation rollouts after every epoch.
@@ -221,7 +221,7 @@ class _Job:
         needed = stored_bytes(self.theta, [*self.train, *self.validation])
         folder = None
         if ranks.is_any(not fits(needed // ranks.size(), self.theta.device)):
-            ranks.first(lambda: check_space(self.build.folder, needed, fix="free some space"))
+            ranks.first(lambda: check_space(self.build.folder, needed))
             folder = scratch_folder / str(ranks.rank())
             folder.mkdir(parents=True, exist_ok=True)
         per_layer = config.epochs * -(-len(self.train) // config.batch_size)

@@ -120,8 +120,8 @@ class _Job:
         config = self.settings.train_psi
         self.adapters = Adapters(self.theta)
         trained = self.phi.manifest
-        self.layer = trained.summary.get("autoregressive_layer") or trained.config["train_phi"]["autoregressive_layer"]
-        self.query_under: QueryUnder = trained.config["train_phi"].get("query_under", "theta")
+        self.layer = trained.summary["autoregressive_layer"]
+        self.query_under: QueryUnder = trained.config["train_phi"]["query_under"]
         self.phi.check()
         self.adapters.load(PHI, self.phi.folder / PHI)
         attach(self.adapters, PSI, config, self.start)

@@ -171,7 +171,7 @@ def _copy(source: Path, folder: Path) -> ArchiveIndex:
     for name, path in paths.items():
         if not path.is_file() or path.is_symlink() or not path.resolve().is_relative_to(source.resolve()):
             raise _refusal(source, f"has no plain file {name}")
-    check_space(folder, sum(path.stat().st_size for path in paths.values()), fix="free some space")
+    check_space(folder, sum(path.stat().st_size for path in paths.values()))
     for name, path in paths.items():
         with path.open("rb") as file:
             _put(source, folder, name, file, index)
@@ -195,7 +195,7 @@ def _extract(source: Path, file: BinaryIO, folder: Path) -> ArchiveIndex:
             raise _refusal(source, "holds two files of one name")
         if wrong := sorted(entries.keys() ^ {*index.files, CARD_FILE, INDEX_FILE}):
             raise _refusal(source, f"and its {INDEX_FILE} disagree about {wrong[0]!r}")
-        check_space(folder, sum(entry.file_size for entry in entries.values()), fix="free some space")
+        check_space(folder, sum(entry.file_size for entry in entries.values()))
         for name, entry in entries.items():
             with archive.open(entry) as stored:
                 _put(source, folder, name, stored, index)

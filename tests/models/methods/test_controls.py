@@ -10,7 +10,7 @@ from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.query import encode_query
-from ccot_cli.models.methods.controls import CONTROLS, Control, Replacement
+from ccot_cli.models.methods.controls import CONTROLS, Control, replace_tokens
 
 LAYER = 2
 READERS = pytest.mark.parametrize("reader", [None, PHI])
@@ -23,7 +23,7 @@ def generated(
 ) -> tuple[torch.Tensor, Contemplation]:
     """Generate tokens; returns the keys and values that they left, all layers stacked, and the tokens."""
     sequence, first = encode_query(adapters, queries, layer=LAYER, adapter=reader)
-    tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=3, num_tokens_B=counts)
+    tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=counts)
     return left_by(sequence), tokens
 
 
@@ -42,7 +42,7 @@ def replaced(
     reader: str | None = None,
 ) -> torch.Tensor:
     """Replace the tokens; returns the keys and values of all layers."""
-    sequence, _ = Replacement(adapters, LAYER, kind, reader)(queries, tokens)
+    sequence, _ = replace_tokens(adapters, queries, tokens, kind, layer=LAYER, reader=reader)
     assert torch.equal(sequence.mask_BS[:, -3:], tokens.mask_BK)
     return left_by(sequence)
 
@@ -93,7 +93,7 @@ def test_the_states_at_l_are_those_of_what_replaces_the_tokens(llama: Theta) -> 
     adapters = shaken(llama, PHI)
     queries, exists = [[5, 6, 7], [9, 10, 11]], torch.ones(2, 3).bool()
     _, tokens = generated(adapters, queries, torch.tensor([3, 3]))
-    lower = {kind: Replacement(adapters, LAYER, kind)(queries, tokens)[1] for kind in CONTROLS}
+    lower = {kind: replace_tokens(adapters, queries, tokens, kind, layer=LAYER)[1] for kind in CONTROLS}
     torch.testing.assert_close(lower["shuffled"], tokens.lower_BKD.flip(0), atol=1e-4, rtol=1e-3)
     assert not lower["zeroed"].any()
     torch.testing.assert_close(lower["noise"].norm(dim=-1), tokens.lower_BKD.norm(dim=-1), atol=1e-4, rtol=1e-3)
@@ -124,7 +124,7 @@ def test_noise_has_each_state_s_norm(llama: Theta, monkeypatch: pytest.MonkeyPat
         entered = llama.blocks.enter(tokens.inputs_BKD, sequence)
         states = torch.stack(llama.blocks.run_each(entered, 0, llama.num_layers, sequence), dim=1)
     monkeypatch.setattr(llama.blocks, "place", lambda states_BITD, sequence: placed.append(states_BITD))
-    Replacement(adapters, LAYER, "noise")(QUERIES, tokens)
+    replace_tokens(adapters, QUERIES, tokens, "noise", layer=LAYER)
     [noise] = placed
     exists = tokens.mask_BK[:, None].expand(noise.shape[:3])
     torch.testing.assert_close(noise.norm(dim=-1)[exists], states.norm(dim=-1)[exists], atol=1e-5, rtol=1e-4)

@@ -21,8 +21,7 @@ QUERIES = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 def generated(adapters: Adapters, reader: str | None = None) -> tuple[CachedSequence, Contemplation, Tensor]:
     """Generate three tokens for each query; returns their states at every index too."""
     sequence, first = encode_query(adapters, QUERIES, layer=LAYER, adapter=reader)
-    counts = torch.full((len(QUERIES),), COUNT)
-    tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=COUNT, num_tokens_B=counts)
+    tokens = contemplate(adapters, sequence, first, layer=LAYER, max_tokens=COUNT)
     return sequence, tokens, token_states(adapters, QUERIES, tokens, reader=reader)
 
 

@@ -1,11 +1,13 @@
 """Selectors on disk."""
 
+import json
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import encoded_problems
+from safetensors.torch import save_file
 
 from ccot_cli.errors import CorruptError
 from ccot_cli.models.base.theta import Theta
@@ -41,4 +43,25 @@ def test_a_saved_selector_chooses_as_before(llama: Theta, tmp_path: Path, which:
         assert len(positions) == num_kept(RATIO, len(problem.chain))
     (tmp_path / "selector.json").write_text("{}")
     with pytest.raises(CorruptError, match="selector"):
+        Selector.load(llama, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ratio": "0.x"},
+        {"ratio": "7"},
+        {"name": "none"},
+        {"name": "predictive"},
+        {"name": "learned"},
+        {"rounds": 1},  # beside scores of another vocabulary
+    ],
+)
+def test_a_selector_that_could_not_select_is_refused(llama: Theta, tmp_path: Path, changes: dict[str, object]) -> None:
+    fields = {"name": "even", "ratio": "0.2", "seed": 0}
+    (tmp_path / "selector.json").write_text(json.dumps(fields))
+    assert Selector.load(llama, tmp_path).name == "even"
+    (tmp_path / "selector.json").write_text(json.dumps(fields | changes))
+    save_file({"scores": torch.zeros(3)}, tmp_path / "announcements.safetensors")
+    with pytest.raises(CorruptError, match="cannot be read"):
         Selector.load(llama, tmp_path)

@@ -28,6 +28,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.files import set_usual_mode, strict_json, write_json
+from ccot_cli.models.base.blocks import LAYERS
 from ccot_cli.models.base.history import History, TrainingRun, read_history, write_history
 from ccot_cli.models.base.memory import fits
 from ccot_cli.models.base.theta import Theta
@@ -38,7 +39,7 @@ MOST_MERGED_BYTES = 2 * 10**9
 """Size of θ up to which adapters keep merged copies."""
 Forward = Callable[[Tensor], Tensor]
 """What a linear layer computes: (..., in) -> (..., out)."""
-_LAYER_NUMBER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_LAYER_NUMBER = re.compile(rf"\.(?:{'|'.join(LAYERS)})\.(\d+)\.")
 
 
 def have_room_to_merge(theta: Theta) -> bool:

@@ -26,9 +26,9 @@ from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.models.base.offload import Offload
 from ccot_cli.tensors.masks import positions
 
-_LAYERS = ("layers", "h", "blocks")
+LAYERS = ("layers", "h", "blocks")
+"""Names of the list of layers, by family."""
 _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
-_POSITION_TABLES = ("wpe",)
 _VARYING_ROPE = ("dynamic", "longrope")
 """Rotary kinds that are refused: tokens run at once would be rotated differently from tokens run one by one."""
 _OTHER_FAMILY = (
@@ -105,7 +105,7 @@ class Blocks:
             UsageError: if a part is missing, or the rotary frequencies change with the length.
         """
         body = getattr(model, model.base_model_prefix, None)
-        layers, norm = _first(body, _LAYERS), _first(body, _NORMS)
+        layers, norm = _first(body, LAYERS), _first(body, _NORMS)
         if not isinstance(layers, nn.ModuleList) or norm is None:
             raise UsageError(
                 f"{type(model).__name__} is built in a way that ccot does not know",
@@ -121,7 +121,7 @@ class Blocks:
         self.layers = layers
         self.norm = norm
         self.rotary = getattr(body, "rotary_emb", None)
-        self.position_table = _first(body, _POSITION_TABLES)
+        self.position_table = getattr(body, "wpe", None)
         self.embedding: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
         config = model.config

@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 
 from ccot_cli.errors import UsageError
-from ccot_cli.files import check_space, commit_folder, remembered_sha256, user_cache
+from ccot_cli.files import check_space, commit_folder, expanded, remembered_sha256, user_cache
 from ccot_cli.names import SMOLLM2
 
 SUFFIX = ".gguf"
@@ -28,7 +28,7 @@ def gguf_file(name: str) -> Path | None:
     """
     if name == SMOLLM2:
         return _smollm2_file()
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix != SUFFIX:
         return None
     if not path.is_file():
@@ -70,7 +70,7 @@ def unpack(path: Path) -> Path:
         return folder
     if find_spec("gguf") is None:
         raise UsageError(f"{path.name} is a GGUF file, which needs another package", fix="pip install 'ccot-cli[gguf]'")
-    check_space(folder.parent, _MOST_GROWTH * path.stat().st_size, fix="free some space")
+    check_space(folder.parent, _MOST_GROWTH * path.stat().st_size)
     try:
         with commit_folder(folder) as part:
             _convert(path, part)

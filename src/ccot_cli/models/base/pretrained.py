@@ -20,6 +20,7 @@ from transformers.utils.hub import cached_file
 
 from ccot_cli.config import ModelConfig
 from ccot_cli.errors import CcotError, CorruptError, ResourceError, UsageError
+from ccot_cli.files import expanded
 from ccot_cli.hub import hub_answers
 from ccot_cli.models.base.gguf import SUFFIX, gguf_file, unpack
 from ccot_cli.names import EMBEDDED, model_name_meant
@@ -94,7 +95,7 @@ def weight_files(config: ModelConfig) -> list[Path]:
 
 def _refuse_foreign_shards(folder: Path) -> None:
     """Refuse an index that names anything but safetensors files of its own folder: others may run code when read."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
     if not index.is_file():
         return
     try:
@@ -134,7 +135,7 @@ def _explain(name: str, error: Exception, unpacked: Path | None) -> CcotError:
     first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if unpacked:
         return CorruptError(f"{name} cannot be read: {first_line}", fix=_unpack_again(unpacked))
-    if Path(name).expanduser().exists():
+    if expanded(name).exists():
         fix = "name a folder with config.json, model.safetensors and a tokenizer, as save_pretrained writes them"
         if Path(name).suffix == SUFFIX:
             fix = "download the file again, or another one of a family that transformers reads from GGUF"

@@ -1,8 +1,4 @@
-"""Load the frozen base model θ and its tokenizer.
-
-`embedded` is the small model inside the package. Any other name is loaded by transformers, always from safetensors and
-never with remote code.
-"""
+"""Load the frozen base model θ and its tokenizer."""
 
 import hashlib
 import json
@@ -169,11 +165,11 @@ def load_theta(config: ModelConfig) -> Theta:
         model = merge_adapter(model, config.adapter)
     blocks = Blocks(model.requires_grad_(False).eval())
     try:
-        blocks.to(device, offload=config.offload and _has_memory_of_its_own(device))
+        blocks.to(device, offload=config.offload and device.type != "cpu")
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        needed = sum(parameter.nbytes for parameter in model.parameters())
         raise ResourceError(
             f"{config.name} needs {needed / 1e9:,.1f} GB, more than is free on {device}",
             fix="--device cpu, or model.dtype: bfloat16 or model.offload: true in ccot.yaml",
@@ -184,10 +180,6 @@ def load_theta(config: ModelConfig) -> Theta:
     prompt = chat_prompt(tokenizer, config.system) if config.prompt == AUTO else config.prompt
     encoder = Encoder(tokenizer, Template(prompt, config.answer_marker), ends=_ends(model))
     return Theta(config.name, model, encoder, blocks, has_adapter=config.adapter is not None)
-
-
-def _has_memory_of_its_own(device: torch.device) -> bool:
-    return device.type != "cpu"
 
 
 def _ends(model: PreTrainedModel) -> list[int]:

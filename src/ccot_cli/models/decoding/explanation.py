@@ -39,10 +39,10 @@ def hidden_columns(encoder: Encoder, queries: Sequence[list[int]]) -> Tensor:
     A first token that every query has, such as the beginning of the text, stays visible: it has seen nothing of the
     question, and models rest their attention there if it has nowhere else to go.
     """
-    longest = max(map(len, queries))
+    longest, first = max(map(len, queries)), encoder.query("")[:1]
     hidden_BN = torch.ones(len(queries), longest, dtype=torch.bool)
     for row, query in enumerate(queries):
-        hidden_BN[row, longest - len(query)] = query[:1] != encoder.query("")[:1]
+        hidden_BN[row, longest - len(query)] = query[:1] != first
     return hidden_BN
 
 

@@ -54,22 +54,21 @@ def contemplate(
     first_BD: Tensor,
     *,
     layer: int,
-    max_tokens: int,
-    num_tokens_B: Tensor | None = None,
+    max_tokens: int | Tensor,
     is_end: IsEnd | None = None,
     chance: EndChance | None = None,
     reserved: int = 0,
 ) -> Contemplation:
-    """Generate contemplation tokens after the query, until END, a given number or the cap.
+    """Generate contemplation tokens after the query, until END or the cap.
 
     Args:
         adapters: θ with φ.
         sequence: The query; extended by K columns.
         first_BD: z_0.
         layer: Autoregressive layer l, 1 <= l <= L.
-        max_tokens: The cap h. A row ends earlier if the model's positions run out.
-        num_tokens_B: Exact number of tokens per row, at least 1; then END is not asked.
-        is_end: The stop classifier. Without it and without `num_tokens_B` every row runs to the cap.
+        max_tokens: The cap h, of all rows or of each (B), at least 1. A row ends earlier if the model's positions run
+            out.
+        is_end: The stop classifier. Without it every row runs to the cap.
         chance: Estimates how likely each row's token is END, to decide when END is asked. Without it END is asked after
             every token.
         reserved: Positions to leave for the answer if the model has a last one. At least one token is generated.
@@ -80,13 +79,12 @@ def contemplate(
     theta = adapters.theta
     adapters.use(PHI)
     batch, device = first_BD.shape[0], first_BD.device
-    limit_B = torch.full((batch,), max_tokens) if num_tokens_B is None else num_tokens_B
-    limit_B = torch.minimum(limit_B.to(device), theta.blocks.free_positions(sequence, reserved))
+    cap_B = torch.as_tensor(max_tokens, device=device).expand(batch)
+    limit_B = torch.minimum(cap_B, theta.blocks.free_positions(sequence, reserved))
     limit = int(limit_B.max())
     is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
     chunks: list[_Chunk] = []
     state_BD, done = first_BD, 0
-    is_end = is_end if num_tokens_B is None else None
     # A token passes only its state at index l on to the next one, so layers l+1..L can wait and run for a whole chunk
     # of tokens in one parallel pass. END reads index L, so a chunk ends when END is to be asked: when the schedule says
     # so, after every token if there is no `chance`, and only at the limit if END is not asked at all.
@@ -102,8 +100,8 @@ def contemplate(
         state_BD, done = chunks[-1].lower_BTD[:, -1], done + chunks[-1].exists_BT.shape[1]
         if is_end:
             # The chunk may have run past a row's END, which is known only now. Mask the columns after it.
-            chunks[-1] = chunks[-1].cut(is_end, sequence)
-            is_alive_B = is_alive_B & ~chunks[-1].has_end_B
+            chunks[-1], has_end_B = chunks[-1].cut(is_end, sequence)
+            is_alive_B = is_alive_B & ~has_end_B
             if not bool((is_alive_B & (limit_B > done)).any()):
                 break
     return Contemplation(
@@ -111,7 +109,7 @@ def contemplate(
         lower_BKD=torch.cat([each.lower_BTD for each in chunks], dim=1),
         last_BKD=torch.cat([each.last_BTD for each in chunks], dim=1),
         mask_BK=torch.cat([each.exists_BT for each in chunks], dim=1),
-        is_capped_B=is_alive_B if num_tokens_B is None else torch.zeros_like(is_alive_B),
+        is_capped_B=is_alive_B,
     )
 
 
@@ -123,15 +121,14 @@ class _Chunk:
     lower_BTD: Tensor
     last_BTD: Tensor
     exists_BT: Tensor
-    has_end_B: Tensor
 
-    def cut(self, is_end: IsEnd, sequence: CachedSequence) -> "_Chunk":
-        """Mask the tokens after each row's first END, in the sequence too."""
+    def cut(self, is_end: IsEnd, sequence: CachedSequence) -> tuple["_Chunk", Tensor]:
+        """Mask the tokens after each row's first END, in the sequence too; also return which rows have one."""
         is_end_BT = is_end(self.last_BTD) & self.exists_BT
         is_after_end_BT = (is_end_BT.long().cumsum(dim=1) - is_end_BT.long()) > 0
         exists_BT = self.exists_BT & ~is_after_end_BT
         sequence.mask_BS = torch.cat([sequence.mask_BS[:, : -exists_BT.shape[1]], exists_BT], dim=1)
-        return replace(self, exists_BT=exists_BT, has_end_B=is_end_BT.any(dim=1))
+        return replace(self, exists_BT=exists_BT), is_end_BT.any(dim=1)
 
 
 def _generate(
@@ -148,7 +145,7 @@ def _generate(
     inputs_BTD, lower_BTD = theta.blocks.feed_back(sequence, state_BD, wanted_BT, layer=layer, is_last=is_last)
     last_BTD = theta.blocks.run(lower_BTD, layer, theta.num_layers, sequence)
     exists_BT = wanted_BT[:, : last_BTD.shape[1]]
-    return _Chunk(inputs_BTD, lower_BTD, last_BTD, exists_BT, torch.zeros_like(exists_BT[:, 0]))
+    return _Chunk(inputs_BTD, lower_BTD, last_BTD, exists_BT)
 
 
 def replay(

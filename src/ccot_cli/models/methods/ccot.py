@@ -17,7 +17,7 @@ from ccot_cli.models.decoding.explanation import KeptTokens, explain, hidden_col
 from ccot_cli.models.decoding.phi import Contemplation, contemplate
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.decoding.thoughts import GoldStates, read_thoughts
-from ccot_cli.models.methods.controls import Control, Replacement, token_states
+from ccot_cli.models.methods.controls import Control, replace_tokens, token_states
 from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prepared
 from ccot_cli.tensors.select import max_contemplation
 
@@ -82,8 +82,8 @@ class CcotMethod(AnswerMethod):
         draft_B = self.draft(tokens.final_BD) if uses_draft else None
         lower_BKD = tokens.lower_BKD
         if self.control:
-            sequence, lower_BKD = Replacement(self.adapters, self.info.autoregressive_layer, self.control, self.reader)(
-                queries, tokens
+            sequence, lower_BKD = replace_tokens(
+                self.adapters, queries, tokens, self.control, layer=self.info.autoregressive_layer, reader=self.reader
             )
         counts, is_capped = tokens.num_tokens_B.tolist(), tokens.is_capped_B.tolist()
         contemplation = clock.lap()

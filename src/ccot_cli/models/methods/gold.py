@@ -19,7 +19,7 @@ from ccot_cli.errors import UsageError
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.decoding.query import read_query
 from ccot_cli.models.methods.method import AnswerMethod, Clock, MethodInfo, Prepared
-from ccot_cli.models.selection.gold import STORED_DTYPE, gold_states, place_gold, solution_ids
+from ccot_cli.models.selection.gold import gold_states, place_gold, solution_ids
 from ccot_cli.models.selection.selector import Selector
 
 
@@ -74,7 +74,7 @@ class GoldMethod(AnswerMethod):
             )
         self.adapters.use(None)
         indices = range(self.theta.num_layers + 1)
-        [(_, states_JID)] = gold_states(self.theta, [problem], indices=indices, batch_tokens=1, dtype=STORED_DTYPE)
+        [(_, states_JID)] = gold_states(self.theta, [problem], indices=indices, batch_tokens=1)
         # The first gold row stands for z_0, the others for the chain.
         chain_MID = states_JID[1:]
         return chain_MID[self.selector.positions(problem, states_MD=chain_MID[:, self.selector.layer])]

@@ -1,12 +1,12 @@
 """All trained methods by name, and how to load one from its folder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ccot_cli.config import DecodingConfig
-from ccot_cli.errors import CorruptError, retrain_hint
 from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.methods.calibration import Calibration
 from ccot_cli.models.methods.ccot import CcotMethod
@@ -14,7 +14,7 @@ from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.coconut import CoconutMethod
 from ccot_cli.models.methods.direct import DirectMethod
 from ccot_cli.models.methods.gold import GoldMethod
-from ccot_cli.models.methods.method import METHOD_FILE, Method, MethodInfo
+from ccot_cli.models.methods.method import Method, MethodInfo
 from ccot_cli.models.methods.pause import PauseMethod
 
 
@@ -28,10 +28,8 @@ class Traits:
     inference: str
 
 
-class Loader(Protocol):
-    """Loads a method from a trained folder whose ψ is loaded already."""
-
-    def __call__(self, adapters: Adapters, info: MethodInfo, decoding: DecodingConfig, folder: Path, /) -> Method: ...
+Loader = Callable[[Adapters, MethodInfo, DecodingConfig, Path], Method]
+"""Loads a method from a trained folder whose ψ is loaded already."""
 
 
 class MethodKind(NamedTuple):
@@ -98,8 +96,6 @@ def load_method(adapters: Adapters, folder: Path, decoding: DecodingConfig) -> M
         CorruptError: if a file is damaged or made for another model.
     """
     info = MethodInfo.load(folder)
-    if info.name not in METHODS:
-        raise CorruptError(f"{folder / METHOD_FILE} names a method that ccot does not know", fix=retrain_hint(folder))
     adapters.load(PSI, folder / PSI)
     method = METHODS[info.name].load(adapters, info, decoding, folder)
     method.calibration = Calibration.load(folder)

@@ -65,7 +65,7 @@ def gold_states(
     *,
     indices: Sequence[int],
     batch_tokens: int,
-    dtype: torch.dtype,
+    dtype: torch.dtype = STORED_DTYPE,
     wanted: Set[int] | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each problem's number and its gold states (1 + m, I, D), longest problems first.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ccot_cli.data.prompts import EncodedProblem
 from ccot_cli.models.base.theta import Theta
-from ccot_cli.models.selection.gold import STORED_DTYPE, following_ids, gold_states
+from ccot_cli.models.selection.gold import following_ids, gold_states
 
 PRIOR_COUNT = 10.0
 """Occurrences with the overall mean score that are added to those of every word, so that rare words get near it."""
@@ -50,9 +50,7 @@ def last_states(theta: Theta, problems: Sequence[EncodedProblem], *, batch_token
         ResourceError: if a single problem does not fit into memory.
     """
     indices = [theta.num_layers]
-    for number, states_JID in gold_states(
-        theta, problems, indices=indices, batch_tokens=batch_tokens, dtype=STORED_DTYPE
-    ):
+    for number, states_JID in gold_states(theta, problems, indices=indices, batch_tokens=batch_tokens):
         yield number, states_JID[1:, 0]
 
 

@@ -5,7 +5,6 @@ It is fitted on training problems and then selects from any.
 Dimensions: M chain tokens, D width, V vocabulary.
 """
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from torch import Tensor
 
 from ccot_cli.data.prompts import EncodedProblem, Encoder
 from ccot_cli.errors import CorruptError
-from ccot_cli.files import write_json
+from ccot_cli.files import strict_json, write_json
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.scorer import Scorer, chain_scores
-from ccot_cli.names import SelectorName
+from ccot_cli.names import SelectorName, parse_ratio
 from ccot_cli.tensors.select import POSITIONAL, best, best_of_each, num_kept, num_rounds
 
 FILE_NAME = "selector.json"
@@ -92,14 +91,19 @@ class Selector:
             CorruptError: if it is missing, damaged or made for another model.
         """
         try:
-            fields = json.loads((folder / FILE_NAME).read_text())
+            fields = strict_json((folder / FILE_NAME).read_bytes())
             kind = fields.pop("scorer", None)
-            fields |= {"ratio": Decimal(fields["ratio"]), "encoder": theta.encoder}
+            fields |= {"ratio": parse_ratio(fields["ratio"]), "encoder": theta.encoder}
             if "rounds" in fields:
                 fields["scores_V"] = load_file(folder / SCORES_FILE)["scores"]
+                if fields["scores_V"].shape != (theta.model.config.vocab_size,):
+                    raise ValueError("its scores are those of another vocabulary")
             if kind is not None:
                 fields["scorer"] = Scorer.load(theta, kind, folder)
-            return cls(**fields)
+            selector = cls(**fields)
+            if selector.name not in POSITIONAL and selector.scorer is None and selector.scores_V is None:
+                raise ValueError(f"there is no selector {selector.name!r}")
+            return selector
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             raise CorruptError(
                 f"the selector in {folder} cannot be read: {error}", fix="run 'ccot score' again"

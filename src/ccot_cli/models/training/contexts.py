@@ -51,14 +51,7 @@ def roll_out(
     def run(batch: Sequence[int]) -> list[tuple[int, Tensor]]:
         counts = torch.tensor([num_tokens[number] for number in batch])
         sequence, first_BD = queries.encoded(batch)
-        tokens = contemplate(
-            adapters,
-            sequence,
-            first_BD,
-            layer=layer,
-            max_tokens=int(counts.max()),
-            num_tokens_B=counts,
-        )
+        tokens = contemplate(adapters, sequence, first_BD, layer=layer, max_tokens=counts)
         # Copies, because views would keep the whole batch in memory.
         return [(number, tokens.inputs_BKD[row, : num_tokens[number]].clone()) for row, number in enumerate(batch)]
 
