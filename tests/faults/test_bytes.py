@@ -57,19 +57,19 @@ def kept_files(workspace: Workspace) -> list[Path]:
 def every_damage_is_found(workspace: Workspace, flips: int, tally: Tally) -> None:
     files, generator, tried, unseen = kept_files(workspace), random.Random(0), 0, []
     assert {path.name if path.suffix != ".bin" else "queries" for path in files} == KINDS
-    assert upkeep.inspect(workspace).damages == []
+    assert upkeep.verify(workspace).damages == []
     for path in files:
         sound = path.read_bytes()
         for damaged in damages(sound, flips, generator):
             path.write_bytes(damaged)
-            found = upkeep.inspect(workspace).damages
+            found = upkeep.verify(workspace).damages
             named = {path, path.parent} if path.name == "manifest.json" else {path}
             tried += 1
             unseen += [path] if len(found) != 1 or found[0].path not in named else []
         path.write_bytes(sound)
     tally("flips and cuts", tried=tried, unseen=len(unseen))
     assert unseen == []
-    assert upkeep.inspect(workspace).damages == []
+    assert upkeep.verify(workspace).damages == []
 
 
 def test_one_flip_a_cut_and_a_byte_too_many_are_found_in_every_file(trained: Path, tally: Tally) -> None:

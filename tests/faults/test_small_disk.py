@@ -55,7 +55,7 @@ def test_a_disk_that_grows_bit_by_bit_ends_with_the_same_bytes(
         while code := small.attempt(*command, *options):
             err = capsys.readouterr().err
             assert (code, "Traceback" in err, "no room for" in err) == (5, False, True), err
-            assert upkeep.inspect(Workspace.open(small.root)).damages == []
+            assert upkeep.verify(Workspace.open(small.root)).damages == []
             refusals[command[0]] += 1
             resize(next(sizes))
     made, expected = small.files(), large.files()

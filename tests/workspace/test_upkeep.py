@@ -68,7 +68,7 @@ class TestRepair:
     def test_a_sound_workspace_is_left_alone(self, workspace: Workspace) -> None:
         make(workspace)
         before = files_of(workspace)
-        assert upkeep.repair(workspace) == (upkeep.Inspection(1, 2, []), [])
+        assert upkeep.repair(workspace) == (upkeep.Findings(1, 2, []), [])
         assert files_of(workspace) - {".lock"} == before - {".lock"}
 
     def test_a_damaged_manifest_is_named_and_left(self, workspace: Workspace) -> None:

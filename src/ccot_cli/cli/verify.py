@@ -34,7 +34,7 @@ def verify(
     workspace, progress = find_workspace(folder), TerminalProgress()
     total = len(upkeep.finished_artifacts(workspace))
     with progress.task("checking", total=total, unit="artifacts") as advance:
-        found, removed = upkeep.repair(workspace, advance) if repair else (upkeep.inspect(workspace, advance), [])
+        found, removed = upkeep.repair(workspace, advance) if repair else (upkeep.verify(workspace, advance), [])
     damaged = [
         {"path": str(each.path), "reason": each.reason, "fix": each.fix, "removed": each in removed}
         for each in found.damages

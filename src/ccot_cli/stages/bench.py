@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 import torch
 from transformers import GenerationConfig
@@ -27,6 +28,7 @@ from ccot_cli.models.decoding.phi import contemplate
 from ccot_cli.models.decoding.psi import decode
 from ccot_cli.models.decoding.query import encode_query, read_query
 from ccot_cli.models.methods.method import Clock
+from ccot_cli.names import CCOT
 from ccot_cli.progress import Progress
 from ccot_cli.tensors.probes import Logistic
 from ccot_cli.tensors.select import num_kept
@@ -193,7 +195,7 @@ def _name_at(ratio: Decimal) -> str:
 
 
 class _Bench:
-    """The methods at one batch size, by name: `generate`, `cot`, `direct`, and `ccot r` for each ratio r."""
+    """The methods at one batch size, by name: `generate`, `cot`, `direct`, and `ccot, r = 0.1` for each ratio."""
 
     def __init__(self, adapters: Adapters, batch: int, lengths: Lengths, layer: int, ratios: Sequence[Decimal]) -> None:
         theta = adapters.theta
@@ -205,9 +207,8 @@ class _Bench:
         self.silent = End(never, never)
         self.counts = {ratio: num_kept(ratio, lengths.chain) for ratio in ratios}
         self.work: dict[str, Callable[[], Phases]] = {"generate": self._generate, "cot": self._chain}
-        self.work["direct"] = lambda: self._ccot(0)
-        for ratio, count in self.counts.items():
-            self.work[_name_at(ratio)] = lambda count=count: self._ccot(count)  # type: ignore[misc]
+        self.work["direct"] = partial(self._ccot, 0)
+        self.work |= {_name_at(ratio): partial(self._ccot, count) for ratio, count in self.counts.items()}
 
     @property
     def _written(self) -> int:
@@ -276,14 +277,13 @@ class _Bench:
 
     def timings(self, rounds: list[dict[str, Phases]]) -> list[Timing]:
         """Collect the total time of every method in every round."""
-        ratio_of = {_name_at(ratio): ratio for ratio in self.counts} | {"direct": Decimal(0)}
+        chain = self.lengths.chain
+        kinds = {"generate": ("generate", 1.0, chain), "cot": ("cot", 1.0, chain), "direct": ("direct", 0.0, 0)}
+        kinds |= {_name_at(ratio): (CCOT, float(ratio), count) for ratio, count in self.counts.items()}
         timings = []
-        for name in self.work:
+        for name, (method, ratio, tokens) in kinds.items():
             seconds = [phases[name]["total"] for phases in rounds]
-            ratio = ratio_of.get(name, Decimal(1))
-            tokens = self.counts.get(ratio, 0 if name == "direct" else self.lengths.chain)
-            method = name.split(",")[0]
-            timings.append(Timing(method, float(ratio), self.batch, tokens, seconds, statistics.median(seconds)))
+            timings.append(Timing(method, ratio, self.batch, tokens, seconds, statistics.median(seconds)))
         return timings
 
     def ratios(self, rounds: list[dict[str, Phases]]) -> list[TimeRatio]:

@@ -71,7 +71,7 @@ def building(
         yield build
         for files in ranks.share(range(ranks.size()), lambda _: build.made) if shares_folder else ():
             build.remember(files)
-    ranks.first(lambda: None)
+    ranks.wait()
 
 
 def pass_tokens(theta: Theta, settings: Settings) -> int:

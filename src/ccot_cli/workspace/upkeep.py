@@ -39,7 +39,7 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Findings:
     """What a look at every byte has found."""
 
     num_artifacts: int
@@ -47,7 +47,7 @@ class Inspection:
     damages: list[Damage]
 
 
-def inspect(workspace: Workspace, advance: Callable[[], None] = lambda: None) -> Inspection:
+def verify(workspace: Workspace, advance: Callable[[], None] = lambda: None) -> Findings:
     """Read every file of the finished artifacts and every cached query, and compare it with its hash.
 
     Args:
@@ -57,7 +57,7 @@ def inspect(workspace: Workspace, advance: Callable[[], None] = lambda: None) ->
     names = finished_artifacts(workspace)
     num_files = 0
     for stage, key in names:
-        found, count = _inspect_artifact(workspace, stage, key)
+        found, count = _verify_artifact(workspace, stage, key)
         damages += found
         num_files += count
         advance()
@@ -65,7 +65,7 @@ def inspect(workspace: Workspace, advance: Callable[[], None] = lambda: None) ->
         num_files += 1
         if path.suffix != PART and not is_sealed(path):
             damages.append(Damage(path, OTHER_BYTES, "remove it", "", is_derived=True))
-    return Inspection(len(names), num_files, damages)
+    return Findings(len(names), num_files, damages)
 
 
 def finished_artifacts(workspace: Workspace) -> list[tuple[str, str | None]]:
@@ -73,7 +73,7 @@ def finished_artifacts(workspace: Workspace) -> list[tuple[str, str | None]]:
     return [(stage, key) for stage in STAGES for key in workspace.finished(stage)]
 
 
-def _inspect_artifact(workspace: Workspace, stage: str, key: str | None) -> tuple[list[Damage], int]:
+def _verify_artifact(workspace: Workspace, stage: str, key: str | None) -> tuple[list[Damage], int]:
     """Return the damages of one artifact, and its number of files."""
     folder = workspace.folder(stage, key)
 
@@ -98,7 +98,7 @@ def _damage(workspace: Workspace, artifact: Artifact, path: Path, reason: str) -
     return Damage(path, reason, fix, command, is_derived=stage in DERIVED)
 
 
-def repair(workspace: Workspace, advance: Callable[[], None] = lambda: None) -> tuple[Inspection, list[Damage]]:
+def repair(workspace: Workspace, advance: Callable[[], None] = lambda: None) -> tuple[Findings, list[Damage]]:
     """Inspect, then remove the damaged files that come back byte by byte, and those that were never written to the end.
 
     Returns:
@@ -109,7 +109,7 @@ def repair(workspace: Workspace, advance: Callable[[], None] = lambda: None) -> 
         UsageError: if the workspace cannot be written to.
     """
     with lock(workspace.root, workspace.typed):
-        found = inspect(workspace, advance)
+        found = verify(workspace, advance)
         derived = [each for each in found.damages if each.is_derived]
         for path in (*(each.path for each in derived), *_partial_files(workspace)):
             remove(path)

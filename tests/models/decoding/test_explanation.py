@@ -267,7 +267,7 @@ def test_kept_tokens_are_read_as_those_that_were_just_generated(method: CcotMeth
         append_told(method.adapters, hidden, [each.told for each in kept])
     expected = logits(method, hidden)
     context = TokensContext(method.adapters, QUERIES, kept)
-    sequence = context.read(range(len(QUERIES))).sequence
+    sequence = context.read(range(len(QUERIES)), []).sequence
     torch.testing.assert_close(logits(method, sequence), expected, atol=1e-4, rtol=1e-4)
 
 

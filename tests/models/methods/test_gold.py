@@ -24,7 +24,7 @@ def test_at_test_time_gold_reads_what_it_was_trained_on(theta: Theta) -> None:
     method = GoldMethod(adapters, MethodInfo("gold", f"{RATIO:f}"), DecodingConfig(), selector)
     method.show(PROBLEMS)
     for number, problem in enumerate(setup.problems):
-        trained = context.read([number]).sequence
+        trained = context.read([number], []).sequence
         asked = method.prepare([problem.query]).sequence
         for layer in range(theta.num_layers):
             for one, other in zip(trained.keys_values(layer), asked.keys_values(layer), strict=True):

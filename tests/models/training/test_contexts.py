@@ -57,7 +57,7 @@ def test_gold_states_in_the_tokens_place_leave_the_keys_and_values_of_those_stat
         for each, example in zip(generated, examples, strict=True)
     ]
     adapters.use(PHI)
-    found = GoldContext(adapters, queries, rows).read(range(3)).sequence
+    found = GoldContext(adapters, queries, rows).read(range(3), []).sequence
     assert torch.equal(found.mask_BS, sequence.mask_BS)
     real_BHSC = sequence.mask_BS[:, None, :, None]
     for layer in range(theta.num_layers):

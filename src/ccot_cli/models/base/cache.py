@@ -3,7 +3,7 @@
 Dimensions: B batch, H heads, S columns so far, T new columns, C channels of a head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -74,6 +74,14 @@ def empty_cache() -> Cache:
     return Cache(layer_class_to_replicate=GrowingLayer)
 
 
+def _cache_of(layers: Iterable[Iterable[Tensor]]) -> Cache:
+    """Make a cache of each layer's keys and values."""
+    cache = empty_cache()
+    for layer, (keys, values) in enumerate(layers):
+        cache.update(keys, values, layer_idx=layer)
+    return cache
+
+
 def keys_values(cache: Cache, layer: int) -> tuple[Tensor, Tensor]:
     """Return what a cache has of a decoder layer (counted from 0) that has run: B, H, S, C each."""
     cached = cast(GrowingLayer, cache.layers[layer])
@@ -132,23 +140,21 @@ class CachedSequence:
         """Stack the rows of sequences that have the same number of columns and no bias."""
         if len(parts) == 1:
             return parts[0]
-        cache = empty_cache()
-        for layer in range(len(parts[0].cache.layers)):
-            keys, values = zip(*(part.keys_values(layer) for part in parts), strict=True)
-            cache.update(torch.cat(keys), torch.cat(values), layer_idx=layer)
+        by_layer = zip(*(part._layers() for part in parts), strict=True)
+        cache = _cache_of([*map(torch.cat, zip(*each, strict=True))] for each in by_layer)
         return cls(cache, torch.cat([part.mask_BS for part in parts]))
 
     @classmethod
     def of(cls, keys_values: Tensor, mask_BS: Tensor) -> "CachedSequence":
         """Make a sequence of keys and values that were kept, layer by layer, keys before values: 2 L, B, H, S, C."""
-        cache = empty_cache()
-        for layer in range(len(keys_values) // 2):
-            cache.update(keys_values[2 * layer], keys_values[2 * layer + 1], layer_idx=layer)
-        return cls(cache, mask_BS)
+        return cls(_cache_of(zip(keys_values[::2], keys_values[1::2], strict=True)), mask_BS)
 
     def kept(self) -> Tensor:
         """Return the keys and values that `of` takes."""
-        return torch.stack([each for layer in range(len(self.cache.layers)) for each in self.keys_values(layer)])
+        return torch.stack([each for layer in self._layers() for each in layer])
+
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
+        return [self.keys_values(layer) for layer in range(len(self.cache.layers))]
 
     def extend(self, mask_BT: Tensor) -> None:
         """Append T columns, real tokens where the mask is True. Run the layers on them afterwards."""
@@ -156,10 +162,7 @@ class CachedSequence:
 
     def copy(self) -> "CachedSequence":
         """Return a sequence that can be continued differently; tensors are shared until then."""
-        cache = empty_cache()
-        for layer in range(len(self.cache.layers)):
-            cache.update(*self.keys_values(layer), layer_idx=layer)
-        return CachedSequence(cache, self.mask_BS, self.bias_BS)
+        return CachedSequence(_cache_of(self._layers()), self.mask_BS, self.bias_BS)
 
     def hiding(self, hidden_BN: Tensor) -> "CachedSequence":
         """Copy the sequence; nothing that follows in the copy attends to columns that are hidden. Positions stay.

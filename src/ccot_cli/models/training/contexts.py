@@ -8,9 +8,9 @@ Dimensions: B batch, K contemplation tokens, D width.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class Prefix:
     """Their raw states at index L."""
 
 
-class Context(Protocol):
+class Context(ABC):
     """Makes what ψ decodes the answers from."""
 
     @property
@@ -80,6 +80,7 @@ class Context(Protocol):
         """Parameters that learn together with ψ, by name."""
         return {}
 
+    @abstractmethod
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         """Run everything before the answers of a batch.
 
@@ -87,30 +88,20 @@ class Context(Protocol):
             numbers: The problems' numbers in the data set.
             batch: Their examples in this epoch.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class QueryContext(Context):
-    """The query under ψ itself, which is plain fine-tuning; subclasses append further tokens under ψ."""
+    """The query under ψ itself, which is plain fine-tuning."""
 
     adapters: Adapters
 
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
-        sequence = read_query(self.adapters, [example.query for example in batch], adapter=PSI)
-        self.append(sequence, [example.num_tokens for example in batch])
-        return Prefix(sequence)
-
-    def append(self, sequence: CachedSequence, counts: Sequence[int]) -> None:
-        """Append tokens to each query, under the weights in use, which are ψ's; here none.
-
-        Args:
-            counts: Number of tokens by row.
-        """
+        return Prefix(read_query(self.adapters, [example.query for example in batch], adapter=PSI))
 
 
 @dataclass(frozen=True)
-class RolloutContext:
+class RolloutContext(Context):
     """The query and its contemplation tokens: their stored inputs run through φ in one parallel pass.
 
     φ's layers 1..l never learn; those above l do if `trains_above` is set (paper, section 4.2), where they read the
@@ -151,7 +142,7 @@ class TokensContext(Context):
     kept: Sequence[KeptTokens]
     """By problem."""
 
-    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Prefix:
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         theta, (heads, channels) = self.adapters.theta, self.adapters.theta.blocks.heads
         queries, kept = [self.queries[number] for number in numbers], [self.kept[number].states for number in numbers]
         num_query, most = max(map(len, queries)), max(each.shape[2] for each in kept) - 1
@@ -178,7 +169,7 @@ class GoldContext(Context):
     """z_0 .. z_k of every problem at every index: 1 + k, L + 1, D."""
 
     @torch.no_grad()
-    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample] = ()) -> Prefix:
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         sequence = self.queries.sequence(numbers)
         gold = [self.gold[number][1:] for number in numbers]
         place_gold(self.adapters, sequence, gold)

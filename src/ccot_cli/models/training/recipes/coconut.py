@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.models.base.adapters import PSI
+from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.coconut import add_thoughts
-from ccot_cli.models.training.contexts import Prefix, QueryContext
+from ccot_cli.models.training.contexts import Context, Prefix
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.psi import PsiTraining
 from ccot_cli.models.training.recipes.base import Recipe, RecipeSetup, usual_length, within_positions
@@ -24,8 +24,10 @@ THOUGHTS = 2
 
 
 @dataclass(frozen=True)
-class CoconutContext(QueryContext):
+class CoconutContext(Context):
     """The query and latent thoughts under ψ, with gradients through both."""
+
+    adapters: Adapters
 
     def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
         theta, queries = self.adapters.theta, [example.query for example in batch]

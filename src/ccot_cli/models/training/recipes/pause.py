@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.methods.pause import add_pauses, save_pause
-from ccot_cli.models.training.contexts import QueryContext
+from ccot_cli.models.training.contexts import Prefix, QueryContext
+from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.psi import PsiTraining
 from ccot_cli.models.training.recipes.base import Recipe, RecipeSetup
 from ccot_cli.names import BaselineName
@@ -38,8 +38,10 @@ class PauseContext(QueryContext):
     def trained(self) -> dict[str, nn.Parameter]:
         return {"pause": self.pause_1D} if isinstance(self.pause_1D, nn.Parameter) else {}
 
-    def append(self, sequence: CachedSequence, counts: Sequence[int]) -> None:
-        add_pauses(self.adapters.theta, sequence, self.pause_1D, counts)
+    def read(self, numbers: Sequence[int], batch: Sequence[PsiExample]) -> Prefix:
+        prefix = super().read(numbers, batch)  # ψ stays in use.
+        add_pauses(self.adapters.theta, prefix.sequence, self.pause_1D, [example.num_tokens for example in batch])
+        return prefix
 
 
 def fresh_pause(theta: Theta) -> nn.Parameter:
