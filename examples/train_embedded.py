@@ -2,9 +2,9 @@
 
     python examples/train_embedded.py --people gsm8k.jsonl                 # everything, hours on two cores
     python examples/train_embedded.py --people gsm8k.jsonl --start FOLDER  # φ goes on from that of other methods
-    python examples/train_embedded.py --people gsm8k.jsonl --only domain   # the record of the training questions
-    python examples/train_embedded.py --people gsm8k.jsonl --only calibration   # of confidence, for what is shipped
-    python examples/train_embedded.py --people gsm8k.jsonl --only card --test-people people.jsonl
+    python examples/train_embedded.py --only domain        # the record of the training questions
+    python examples/train_embedded.py --only calibration   # of confidence, for what is shipped
+    python examples/train_embedded.py --only card --test-people people.jsonl
 
 `--people` is GSM8K's training file, and `--test-people` a file of `research/people.py`. After an interruption, the same
 command resumes. Results go to src/ccot_cli/embedded/, the workspace with its logs to build/embedded/. A stage that is
@@ -42,14 +42,13 @@ from ccot_cli.names import (
     EMBEDDED_MIN_CONFIDENCE,
     TRAIN_BASELINE,
     TRAIN_PSI,
-    BaselineName,
     ratio_name,
 )
 from ccot_cli.overrides import override
 from ccot_cli.stages import evaluate, precompute, score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import DOMAIN_FILE
 from ccot_cli.stages.card import accuracies
-from ccot_cli.stages.methods import METHODS_FOLDER, baseline_key, find_methods
+from ccot_cli.stages.methods import METHODS_FOLDER, find_methods
 from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
@@ -88,13 +87,12 @@ SETTINGS: dict[str, Any] = {
 """What differs from the settings of `ccot init`, with which training takes minutes."""
 GOING_ON: dict[str, Any] = {"train_phi.taught_epochs": 0, "train_phi.epochs": 3, "train_phi.learning_rate": 5e-3}
 """Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
-FOR_BASELINES: dict[str, Any] = {
+FOR_DIRECT: dict[str, Any] = {
     "train_psi.epochs": 10,
     "train_psi.lora_rank": 192,
     "train_psi.lora_alpha": 192,
 }
 """As many steps, and as many weights that learn, as φ and ψ have together at the first ratio."""
-SHIPPED_BASELINES: tuple[BaselineName, ...] = ("direct",)
 
 
 def write_problems(people: Path, path: Path, seed: int) -> None:
@@ -147,12 +145,9 @@ def train_methods(start: Path | None) -> None:
         result = train_psi.run(workspace, of_ratio, ratio, progress=progress)
         progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
         ship(workspace.folder(TRAIN_PSI, key), METHODS_FOLDER / key)
-    for name in SHIPPED_BASELINES:
-        of_baseline = override(settings, FOR_BASELINES)
-        baseline = train_baseline.run(workspace, of_baseline, name, RATIOS[0], progress=progress)
-        progress.say(f"{name}: validation accuracy {baseline.validation_accuracy:.3f}")
-        key = baseline_key(name, RATIOS[0])
-        ship(workspace.folder(TRAIN_BASELINE, key), METHODS_FOLDER / key)
+    direct = train_baseline.run(workspace, override(settings, FOR_DIRECT), "direct", RATIOS[0], progress=progress)
+    progress.say(f"direct: validation accuracy {direct.validation_accuracy:.3f}")
+    ship(workspace.folder(TRAIN_BASELINE, "direct"), METHODS_FOLDER / "direct")
 
 
 def open_workspace(name: str, settings: dict[str, Any]) -> Workspace:
@@ -302,7 +297,9 @@ another seed than those of the table, on people's with an even hash, and on held
 
 
 def main(
-    people: Annotated[Path, typer.Option(help="Problems that people wrote: the training file of GSM8K.")],
+    people: Annotated[
+        Path | None, typer.Option(help="Problems that people wrote, to learn from: the training file of GSM8K.")
+    ] = None,
     only: Annotated[
         Literal["all", "calibration", "domain", "card"],
         typer.Option(help="Which part to make again; all comes with the others."),
@@ -319,6 +316,8 @@ def main(
     """Train the methods of the embedded model, and write its record of questions and its card."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     if only == "all":
+        if people is None:
+            raise typer.BadParameter("training needs the problems of people: --people gsm8k.jsonl")
         write_problems(people, PROBLEMS_FILE, generator_seed)
         train_methods(start)
     if only in ("all", "calibration"):

@@ -11,6 +11,8 @@ cascade follow from theirs. Its time is measured at every `--every`-th batch, wh
 questions alone too; time is that of the CPU. A P for use is to be chosen on the validation problems.
 """
 
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +23,13 @@ from typing import Annotated, Any
 import typer
 
 from ccot_cli.cli.console import TerminalProgress, print_table
+from ccot_cli.cli.options import read_ratio
 from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test, load_training
 from ccot_cli.files import write_json
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import Method, Reply
+from ccot_cli.names import EMBEDDED_RATIO
 from ccot_cli.overrides import override
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.stages.statistics import auroc, calibration_error, wilson
@@ -116,8 +120,8 @@ def timed(method: Method, questions: Sequence[str]) -> tuple[list[Reply], float]
 def load_sets(people: Path | None, limit: int) -> dict[str, list[Problem]]:
     """Load the problems of each set, sorted by the length of the question."""
     data = Settings().data
-    sets = {"validation": load_training(data.model_copy(update={"limit": 1, "validation_limit": limit, "seed": SEED}))}
-    found = {name: loaded.validation for name, loaded in sets.items()}
+    held_out = {"limit": 1, "validation_limit": limit, "seed": SEED}
+    found = {"validation": load_training(data.model_copy(update=held_out)).validation}
     for split in ("test", "unseen"):
         found[split] = load_test(data.model_copy(update={"test_split": split}), limit=limit, seed=0)
     if people:
@@ -129,7 +133,7 @@ def main(
     people: Annotated[
         Path | None, typer.Argument(help="Problems that people wrote, as people.py chooses them.")
     ] = None,
-    ratio: Annotated[str, typer.Option(help="Compression ratio r.")] = "0.3",
+    ratio: Annotated[Decimal, typer.Option(parser=read_ratio, help="Compression ratio r.")] = EMBEDDED_RATIO,
     limit: Annotated[int, typer.Option(help="Most problems of a set.")] = 400,
     batch_size: Annotated[int, typer.Option(help="Questions at a time.")] = 32,
     every: Annotated[int, typer.Option(help="Time every such batch.")] = 4,
@@ -138,7 +142,7 @@ def main(
 ) -> None:
     """Measure, and print both tables."""
     methods, progress = find_methods(None, override(Settings(), {"model.threads": threads})), TerminalProgress()
-    chain, first = methods.fallback(), methods.load(Decimal(ratio))
+    chain, first = methods.fallback(), methods.load(ratio)
     assert isinstance(first, CcotMethod)
     calibrations, cascades = [], []
     for name, problems in load_sets(people, limit).items():
@@ -156,13 +160,13 @@ def main(
         cascades.append([name, "chain alone", alone.n, alone.accuracy, [alone.low, alone.high], 1.0, None, 1.0])
         cascades += [[name, f"{level:g}", *asked.cascade(level).values()] for level in LEVELS]
         progress.say(f"{name}: {calibrations[-2:]} {cascades[-len(LEVELS) - 1 :]}")
-    command = "python examples/research/confidence.py people.jsonl --threads 1 --output docs/data"
     note = f"r = {ratio}; at most {limit:,} problems of a set; time of every {every}th batch of {batch_size}"
     for file, columns, rows in (("confidence", COLUMNS, calibrations), ("cascade", CASCADE_COLUMNS, cascades)):
         print_table([list(columns), *([shown(each) for each in row] for row in rows)], align="<<" + ">" * 6)
-        source = {"command": [command], "seeds": [0], "n": limit, "note": note, "recorded": "output of the command"}
-        named = [{"name": name, "format": form} for name, form in columns.items()]
         if output:
+            command = shlex.join(["python", *sys.argv])
+            source = {"command": [command], "seeds": [0], "n": limit, "note": note, "recorded": "output of the command"}
+            named = [{"name": name, "format": form} for name, form in columns.items()]
             write_json(output / f"{file}.json", {"columns": named, "rows": rows, "source": source})
 
 

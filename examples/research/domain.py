@@ -20,6 +20,7 @@ import typer
 from people import is_for_test, is_in_reach
 
 from ccot_cli.cli.console import TerminalProgress, print_table
+from ccot_cli.cli.options import read_ratio
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import split_solution
@@ -99,13 +100,14 @@ def main(
         list[Path] | None, typer.Argument(help="Files of problems that people wrote, as of GSM8K.")
     ] = None,
     ratio: Annotated[
-        str | None, typer.Option(help="Compression ratio r of the answers. Default: as `ccot ask` answers.")
+        Decimal | None,
+        typer.Option(parser=read_ratio, help="Compression ratio r of the answers. Default: as `ccot ask` answers."),
     ] = None,
     limit: Annotated[int, typer.Option(help="Number of problems of each split of the generator.")] = 1000,
     output: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
 ) -> None:
     """Measure, and print a table."""
-    asker = Asker(None, Settings(), None if ratio is None else Decimal(ratio))
+    asker = Asker(None, Settings(), ratio)
     rows = []
     for name, items in all_kinds(human or [], limit):
         rows.append(measure(asker, name, items))

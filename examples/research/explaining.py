@@ -4,6 +4,8 @@ python examples/research/explaining.py --ratio 0.1 --output docs/data    # the m
 python examples/research/explaining.py my-run --ratio 0.2 --limit 500
 """
 
+import shlex
+import sys
 from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
@@ -39,7 +41,7 @@ def main(
     for line in (title, *explanation_lines(asdict(explanations))):
         print_line(line)
     if output:
-        command = f"python examples/research/explaining.py --ratio {method.ratio:f} --output docs/data"
+        command = shlex.join(["python", *sys.argv])
         source = {"command": [command], "seeds": [0], "n": limit, "note": title, "recorded": "output of the command"}
         columns = [{"name": name, "format": form} for name, form in COLUMNS.items()]
         write_json(output / "explanations.json", {"columns": columns, "rows": rows(explanations), "source": source})
