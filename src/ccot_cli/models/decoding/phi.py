@@ -79,7 +79,7 @@ def contemplate(
     theta = adapters.theta
     adapters.use(PHI)
     batch, device = first_BD.shape[0], first_BD.device
-    cap_B = torch.as_tensor(max_tokens, device=device).expand(batch)
+    cap_B = torch.as_tensor(max_tokens).to(device).expand(batch)
     limit_B = torch.minimum(cap_B, theta.blocks.free_positions(sequence, reserved))
     limit = int(limit_B.max())
     is_alive_B = torch.ones(batch, dtype=torch.bool, device=device)
