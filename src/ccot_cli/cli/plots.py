@@ -63,7 +63,8 @@ def check_plot(path: Path) -> None:
         UsageError: if the file is neither .png nor .svg or cannot be written, or matplotlib is missing.
     """
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{path} is neither .png nor .svg", fix=f"--plot {path.with_suffix('.svg')}")
+        better = path.with_suffix(".svg") if path.name else "plot.svg"
+        raise UsageError(f"{path} is neither .png nor .svg", fix=f"--plot {better}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the plot", fix=f"mkdir {path.parent}")
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
