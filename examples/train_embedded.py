@@ -272,7 +272,7 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   0.005, and its ψ was trained anew, both on other generated problems (`--start FOLDER --generator-seed 50000000`, at
   this ratio alone). ψ at r = 0.1 took a single pass, and so did `direct`, with ψ's rank: the script gives that one as
   many steps and weights as φ and ψ have together. The other settings are those of `ccot init`, but for what the script
-  names.
+  names. No question was changed to how people type (`as_typed`), as the script does now.
 - `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 1,436 steps of 32, from the problems that the
   method answers right of 20,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py 0.1`, which
   takes 40,000).

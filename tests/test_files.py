@@ -193,9 +193,7 @@ def test_sha256_of_the_empty_file(tmp_path: Path) -> None:
     assert sha256_of(tmp_path / "x") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
-def test_too_little_space_is_refused_with_both_numbers_unless_forced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")(0, 0, 5_000_000_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(ResourceError, match=f"about 242 GB, and 5.0 GB are free in {tmp_path}") as caught:

@@ -19,6 +19,7 @@ NUM_CONNECTIONS = 32
 ERRORS = {
     kind.exit_code: kind for kind in (UsageError, MissingError, CorruptError, ResourceError, BusyError, DivergedError)
 }
+"""Those that a server may name, by exit code."""
 MOST_TRIES = 60
 """How often a question is sent to a server whose queue is full, about once a second."""
 

@@ -251,7 +251,6 @@ def test_a_value_is_the_same_however_it_is_written() -> None:
         ({"train_psi.epochs": [5]}, {"epochs": [4]}, "train_psi.epochs is varied twice", "--epochs"),
         ({"train_phi.limit": [5]}, {"problems": [4]}, "train_phi.limit is varied twice", "--problems"),
         ({"train_phi.seed": [5]}, {"seed": [4]}, "train_phi.seed is varied twice", "--seed"),
-        ({"train_phi.epochs": [5]}, {"train_phi.epochs": [4]}, "train_phi.epochs is varied twice", "train_phi.epochs"),
     ],
 )
 def test_what_cannot_be_varied_is_refused(
