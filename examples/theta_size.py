@@ -24,17 +24,17 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor
 from train_theta import (
-    BATCH_SIZE,
     PHASES,
-    Batches,
     Phase,
+    PoolMaker,
     ThetaTraining,
     encode,
+    make_batches,
     make_model,
     padded,
     with_plain_vectors,
 )
-from training_texts import Solved, read_people
+from training_texts import Solved, read_people, replaceable_stems
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli.data.prompts import Encoder, Template
@@ -44,6 +44,7 @@ from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 
 BUILD_FOLDER = Path("build/theta-size")
 MOST_STEPS = PHASES[0].most_steps
+BATCH_SIZE = 32
 COLUMNS = {"parameters": "{:,}", "steps": "{:,}", "minutes": "{:.0f}"}
 
 
@@ -99,10 +100,10 @@ def main(
             training.resume(checkpoint)
         # The log is written first, so it may have more steps than the checkpoint.
         measured = [row for row in measured if row["steps"] <= training.step]
-        stream = Batches(encoder, 0, training_people, first_step=training.step, phases=phases)
+        make_pool = PoolMaker(encoder, 0, phases[0], training_people, replaceable_stems(), BATCH_SIZE)
         seconds, started = (measured[-1]["seconds"] if measured else 0.0), time.perf_counter()
-        while training.step < steps:
-            training.train_on(*stream.next())
+        for batch in make_batches(make_pool, range(training.step, steps)):
+            training.train_on(*batch)
             if training.step % every == 0 or training.step == steps:
                 seconds += time.perf_counter() - started
                 row = {"width": each, "steps": training.step, "seconds": seconds}

@@ -257,7 +257,7 @@ A Llama of 8 layers, width 192 and 4.9 M parameters, and adapters for it, which 
 trained from scratch on word problems that `ccot_cli.data.word_problems` generates and on short problems of GSM8K. It
 knows nothing beyond such problems; `ccot ask` warns of other questions.
 
-θ was trained by `python examples/train_theta.py --people gsm8k.jsonl`, from fresh weights, with 32 problems a step:
+θ was trained by `python examples/train_theta.py --people gsm8k.jsonl`, from fresh weights:
 
 | run | steps | what was different |
 |---|---|---|

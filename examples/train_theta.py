@@ -1,8 +1,8 @@
 """Train θ, the embedded base model: its tokenizer and its weights.
 
-    python examples/train_theta.py --people gsm8k.jsonl --bfloat16
+    python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --workers 14    # minutes on a GPU
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --start src/ccot_cli/embedded
-    torchrun --nproc-per-node 2 -- examples/train_theta.py --people gsm8k.jsonl   # the first one, on two cores
+    torchrun --nproc-per-node 2 -- examples/train_theta.py --people gsm8k.jsonl --device cpu    # days on two cores
 
 The first command begins with fresh weights; the second goes on from a trained model and keeps its tokenizer. After an
 interruption, the same command resumes. The model goes to src/ccot_cli/embedded/, checkpoints and logs to build/theta/.
@@ -13,9 +13,12 @@ Dimensions: B batch, T tokens of query and solution, M of them with a loss, D wi
 """
 
 import json
+import multiprocessing
 import random
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -33,6 +36,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli import ranks
 from ccot_cli.cli.console import TerminalProgress
+from ccot_cli.config import AUTO
 from ccot_cli.data.families import WordProblem
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
@@ -41,6 +45,7 @@ from ccot_cli.data.tokenizer import train_tokenizer
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, set_usual_mode, write_json
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
+from ccot_cli.models.base.theta import resolve_device
 from ccot_cli.models.training.loop import read_lines, write_lines
 from ccot_cli.models.training.optimiser import Muon, sum_of_ranks
 from ccot_cli.progress import Progress
@@ -52,7 +57,7 @@ RECORD_FILE = "training.json"
 """The trainings that made the shipped weights, one after the other."""
 SEED = 0
 WIDTH, HEAD_WIDTH = 192, 32
-BATCH_SIZE = 32
+BATCH_SIZE = 512
 POOL_BATCHES = 32
 MUON_RATE, ADAM_RATE = 3e-3, 2e-3
 """Highest learning rates. They fall linearly to zero over all phases."""
@@ -62,7 +67,7 @@ QUESTION_WEIGHT = 0.3
 """Weight of a question's token in the loss. Predicting questions teaches their language: θ answers more of them."""
 NUM_TOKENIZER_PROBLEMS = 20_000
 NUM_WORDS = 5_000
-PEOPLE_PROBABILITY = 0.1
+PEOPLE_PROBABILITY = 0.05
 """How often a training problem is one that people wrote, with other numbers where these can be replaced."""
 SUMS_PROBABILITY = 0.1
 """How often a training example is sums alone."""
@@ -87,11 +92,13 @@ PHASES = (
     Phase(steps=1_000, most_steps=MOST_STEPS, long_probability=0.15),
 )
 """Those from fresh weights. Long problems last: they take longer, and consist of what short ones teach."""
-FURTHER_PHASES = (Phase(steps=7_500, most_steps=MOST_STEPS, long_probability=0.3),)
+FURTHER_PHASES = (Phase(steps=3_000, most_steps=MOST_STEPS, long_probability=0.25),)
 """Those of a training that goes on from a model."""
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> LlamaForCausalLM:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, width: int = WIDTH, device: torch.device | None = None
+) -> LlamaForCausalLM:
     """Make θ with fresh weights; its width is a multiple of a head's."""
     torch.manual_seed(SEED)
     config = LlamaConfig(
@@ -108,14 +115,15 @@ def make_model(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> LlamaF
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    # On a CPU, plain attention's backward pass is faster than that of PyTorch's fused one, for texts as short as these.
-    model.set_attn_implementation("eager")
+    if device is None or device.type == "cpu":
+        # Plain attention's backward pass is faster there than that of PyTorch's fused one, for texts as short as these.
+        model.set_attn_implementation("eager")
     # The output layer has the same vectors; ThetaTraining takes them from here.
     model.lm_head = nn.Identity()
     parametrize.register_parametrization(
         model.model.embed_tokens, "weight", DigitSums(tokenizer, config.hidden_size), unsafe=True
     )
-    return model
+    return model.to(device)
 
 
 @torch.no_grad()
@@ -182,46 +190,37 @@ def padded(encoder: Encoder, examples: Sequence[Example]) -> tuple[Tensor, Tenso
     return ids_BT, weight_BT
 
 
-class Batches:
-    """An endless stream of fresh training problems, in batches of similar length.
+Batch = tuple[Tensor, Tensor]
+"""Ids, and the weights of their losses: B, T each."""
 
-    Args:
-        number: The phase's.
-        people: Problems that people wrote, which are mixed in.
-        first_step: Number of batches to skip, of a training that resumes.
-        phases: All phases of the training.
-    """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        number: int,
-        people: list[Solved],
-        *,
-        first_step: int,
-        phases: Sequence[Phase],
-    ) -> None:
-        self.encoder = encoder
-        self.number, self.phase = number, phases[number]
-        self.people = people
-        self._stems = replaceable_stems()
-        # Skip whole pools, then the batches of the next pool that were used.
-        self._step = first_step - first_step % POOL_BATCHES
-        self._pool: list[list[Example]] = []
-        for _ in range(first_step % POOL_BATCHES):
-            self.next()
+@dataclass(frozen=True)
+class PoolMaker:
+    """Makes pools of batches of fresh training problems; one pool depends on nothing but the step it is for."""
 
-    def _fill(self) -> None:
-        seed = self.number * 1_000_000 + self._step
+    encoder: Encoder
+    number: int
+    """The phase's, from 0."""
+    phase: Phase
+    people: list[Solved]
+    """Problems that people wrote, which are mixed in."""
+    stems: list[str]
+    """Of words that others may replace."""
+    batch_size: int = BATCH_SIZE
+
+    def __call__(self, step: int) -> list[Batch]:
+        """Make the batches of `POOL_BATCHES` steps from `step` on, each of examples of similar length."""
+        seed = self.number * 1_000_000 + step
         rng = random.Random(seed)
         generated = generate("train", seed=seed, steps=(1, self.phase.most_steps))
         long = generate("train", seed=seed, steps=(MOST_STEPS // 2 + 1, MOST_STEPS))
-        encoded = sorted(
-            (self._draw(rng, generated, long) for _ in range(BATCH_SIZE * POOL_BATCHES)),
+        examples = sorted(
+            (self._draw(rng, generated, long) for _ in range(self.batch_size * POOL_BATCHES)),
             key=lambda example: len(example[0]),
         )
-        self._pool = [encoded[start : start + BATCH_SIZE] for start in range(0, len(encoded), BATCH_SIZE)]
-        rng.shuffle(self._pool)
+        starts = list(range(0, len(examples), self.batch_size))
+        rng.shuffle(starts)
+        return [padded(self.encoder, examples[start : start + self.batch_size]) for start in starts]
 
     def _draw(self, rng: random.Random, generated: Iterator[WordProblem], long: Iterator[WordProblem]) -> Example:
         if rng.random() < SUMS_PROBABILITY:
@@ -231,7 +230,7 @@ class Batches:
         else:
             problem = next(long if rng.random() < self.phase.long_probability else generated)
             told = problem.question, problem.solution
-        told = as_typed(rng, with_new_words(rng, self._stems, told))
+        told = as_typed(rng, with_new_words(rng, self.stems, told))
         return encode(self.encoder, told, question_weight=QUESTION_WEIGHT)
 
     def _practice(self, rng: random.Random) -> Example:
@@ -239,13 +238,31 @@ class Batches:
         equals = self.encoder.tokenizer.convert_tokens_to_ids("Ġ=")
         return ids, [0.0, *(float(token == equals) for token in ids[:-1])]
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return a batch's ids and the weights of their losses: B, T each."""
-        if not self._pool:
-            self._fill()
-        batch = self._pool.pop()
-        self._step += 1
-        return padded(self.encoder, batch)
+
+def make_batches(make_pool: PoolMaker, steps: range, *, workers: int = 0) -> Iterator[Batch]:
+    """Yield the batches of some steps of a phase.
+
+    Args:
+        workers: Processes that make pools ahead of their use; 0 for this one, which makes each when it is needed.
+    """
+    # A training that resumes skips the batches of its first pool that were used.
+    firsts = range(steps.start - steps.start % POOL_BATCHES, steps.stop, POOL_BATCHES)
+    pools = _made_ahead(make_pool, firsts, workers) if workers else map(make_pool, firsts)
+    yield from islice(
+        (batch for pool in pools for batch in pool), steps.start - firsts.start, steps.stop - firsts.start
+    )
+
+
+def _made_ahead(make_pool: PoolMaker, firsts: range, workers: int) -> Iterator[list[Batch]]:
+    pending = deque[Future[list[Batch]]]()
+    # Fresh processes, because a copy of this one would share its GPU.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as executor:
+        for first in firsts:
+            pending.append(executor.submit(make_pool, first))
+            if len(pending) > 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 @dataclass
@@ -280,11 +297,12 @@ class ThetaTraining:
 
         Of several ranks, each computes some of the rows.
         """
-        total = weight_BT[:, 1:].sum()
-        ids_BT, weight_BT = (each_BT[ranks.rank() :: ranks.size()] for each_BT in (ids_BT, weight_BT))
+        device = self.model.device
+        total = weight_BT[:, 1:].sum().to(device)
+        ids_BT, weight_BT = (each_BT[ranks.rank() :: ranks.size()].to(device) for each_BT in (ids_BT, weight_BT))
         target_BT, weight_BT = ids_BT[:, 1:], weight_BT[:, 1:]
         has_loss_BT = weight_BT > 0
-        with parametrize.cached(), torch.autocast("cpu", torch.bfloat16, enabled=self.in_bfloat16):
+        with parametrize.cached(), torch.autocast(device.type, torch.bfloat16, enabled=self.in_bfloat16):
             vectors_VD = self.model.model.embed_tokens.weight
             hidden_BTD = self.model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
             logits_MV, target_M = F.linear(hidden_BTD[has_loss_BT], vectors_VD).float(), target_BT[has_loss_BT]
@@ -300,7 +318,7 @@ class ThetaTraining:
         for optimiser, rate in zip(self.optimisers, (MUON_RATE, ADAM_RATE), strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = rate * rise * fall
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.in_bfloat16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.in_bfloat16):
                 optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
@@ -330,7 +348,11 @@ class ThetaTraining:
         for name, parameter, optimiser in self._state:
             parameter.copy_(tensors[f"parameter/{name}"])
             keys = [key for key in tensors if key.endswith(f"/{name}") and not key.startswith("parameter/")]
-            optimiser.state[parameter] = {key.split("/")[0]: tensors[key] for key in keys}
+            # AdamW keeps its count of steps on the CPU.
+            optimiser.state[parameter] = {
+                key.split("/")[0]: tensors[key].to(parameter.device) if tensors[key].ndim else tensors[key]
+                for key in keys
+            }
 
 
 def train_phase(
@@ -341,21 +363,23 @@ def train_phase(
     *,
     phases: Sequence[Phase],
     in_bfloat16: bool,
+    workers: int = 0,
 ) -> float:
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
     training, num_steps = ThetaTraining(model, number, in_bfloat16, phases), phases[number].steps
     checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
     if ranks.first(checkpoint.exists):
         training.resume(checkpoint)
-    batches = Batches(encoder, number, people, first_step=training.step, phases=phases)
+    make_pool = PoolMaker(encoder, number, phases[number], people, replaceable_stems())
+    batches = make_batches(make_pool, range(training.step, num_steps), workers=workers)
     lines = ranks.first(lambda: read_lines(log) if log.exists() else [])
     lines = [line for line in lines if line["step"] <= training.step]
     seconds_before, started = (lines[-1]["seconds"] if lines else 0.0), time.perf_counter()
     progress = TerminalProgress() if ranks.rank() == 0 else Progress()
     name = f"θ, phase {number + 1}"
     with progress.task(name, total=num_steps, unit="steps", done=training.step) as advance:
-        while training.step < num_steps:
-            loss, accuracy = training.train_on(*batches.next())
+        for batch in batches:
+            loss, accuracy = training.train_on(*batch)
             advance(1, loss=f"{loss:.4f}", right=f"{accuracy:.4f}")
             if training.step % CHECKPOINT_STEPS == 0 or training.step == num_steps:
                 seconds = seconds_before + time.perf_counter() - started
@@ -371,6 +395,12 @@ def main(
     bfloat16: Annotated[
         bool, typer.Option(help="Compute matrix products in bfloat16, for processors that are faster at it.")
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="Where to compute: cuda, cpu, or auto for the GPU if there is one.")
+    ] = AUTO,
+    workers: Annotated[
+        int, typer.Option(help="Processes that make problems, which keep up with a GPU; 0 for none beside training.")
+    ] = 0,
     start: Annotated[
         Path | None, typer.Option(help="A trained model to go on from, with its tokenizer; without it, a new one.")
     ] = None,
@@ -386,12 +416,12 @@ def main(
 
     ranks.first(prepare)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER_FOLDER)
-    model, encoder = make_model(tokenizer), Encoder(tokenizer, Template())
+    model, encoder = make_model(tokenizer, device=resolve_device(device)), Encoder(tokenizer, Template())
     if start:
         load_weights(model, start)
     phases = FURTHER_PHASES if start else PHASES
     seconds = sum(
-        train_phase(model, encoder, number, problems, phases=phases, in_bfloat16=bfloat16)
+        train_phase(model, encoder, number, problems, phases=phases, in_bfloat16=bfloat16, workers=workers)
         for number in range(len(phases))
     )
     ranks.leave()

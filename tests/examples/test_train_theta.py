@@ -49,3 +49,19 @@ def test_ranks_learn_what_one_process_does(theta: ModuleType, monkeypatch: pytes
     assert [line["step"] for line in lines] == [line["step"] for line in expected] == [2, 3]
     for name in ("loss", "right"):
         assert [line[name] for line in lines] == pytest.approx([line[name] for line in expected], rel=1e-3)
+
+
+def test_processes_make_the_same_batches(theta: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(EMBEDDED_FOLDER), Template())
+    make_pool = theta.PoolMaker(encoder, 0, theta.Phase(99, 2, 0.0), PEOPLE, [], batch_size=2)
+    monkeypatch.setattr(theta, "POOL_BATCHES", 32)  # as in the processes, which import the script anew
+
+    def made(first: int, workers: int) -> list[tuple[list[list[int]], list[list[float]]]]:
+        batches = theta.make_batches(make_pool, range(first, 70), workers=workers)
+        return [(ids_BT.tolist(), weight_BT.tolist()) for ids_BT, weight_BT in batches]
+
+    whole = made(0, 0)
+    assert len(whole) == 70
+    assert made(0, 2) == whole
+    # A training that resumes goes on within a pool.
+    assert made(40, 0) == whole[40:]

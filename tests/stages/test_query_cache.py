@@ -6,7 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ccot_cli.models.base.adapters import Adapters
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.training.queries import FreshQueries, KeptQueries, Queries
+from ccot_cli.names import PRECOMPUTE
 from ccot_cli.stages import query_cache
+from ccot_cli.stages.inputs import load_matching_theta
 from stages.runs import MakeRun, Told, flip_a_bit, tensors_of
 
 
@@ -28,6 +33,22 @@ def test_queries_that_are_too_large_to_keep_are_run_anew(make_run: MakeRun, monk
         assert one.keys() == other.keys()
         for name, tensor in one.items():
             torch.testing.assert_close(tensor, other[name], atol=5e-3, rtol=1e-2)
+
+
+def test_a_gpu_keeps_no_queries(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    run.precompute()
+    source = run.workspace.require(PRECOMPUTE)
+    adapters = Adapters(load_matching_theta(run.settings, source))
+
+    def opened() -> Queries:
+        return query_cache.open_queries(run.workspace, source, adapters, [[5, 6]], 2, "theta", Told())
+
+    assert isinstance(opened(), KeptQueries)
+    shutil.rmtree(run.workspace.cache)
+    monkeypatch.setattr(Theta, "device", torch.device("cuda"))
+    assert isinstance(opened(), FreshQueries)
+    assert not run.workspace.cache.exists()
 
 
 def test_all_training_shares_the_kept_queries(make_run: MakeRun) -> None:

@@ -2,6 +2,7 @@
 
 All training continues the same queries under the same θ, so one file serves every ratio, stage and seed. The file is
 no artifact: if it is deleted or damaged, the next training makes it again. It ends with the hash of what precedes.
+A GPU runs a query in less time than it takes to bring its keys and values from the file, so it has no cache.
 """
 
 import hashlib
@@ -42,12 +43,13 @@ def open_queries(
         under: Whose weights read the queries.
 
     Returns:
-        The cached queries; if they are too large for the cache, queries that are run at every use. Both are rounded
-        alike, so what is learned does not depend on the room on the disk.
+        The cached queries; on a GPU, or if they are too large for the cache, queries that are run at every use. Both
+        are rounded alike, so what is learned does not depend on the room on the disk.
     """
     if under == PHI:
         return FreshQueries(adapters, queries, layer, reader=PHI)
-    path = ranks.first(lambda: _filled(workspace, source, adapters, queries, progress))
+    is_cached = adapters.theta.device.type == "cpu"
+    path = ranks.first(lambda: _filled(workspace, source, adapters, queries, progress)) if is_cached else None
     if path is None:
         return FreshQueries(adapters, queries, layer, rounds=True)
     return KeptQueries(adapters.theta, queries, layer, path)
