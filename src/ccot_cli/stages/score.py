@@ -38,6 +38,8 @@ SHARD_BYTES = 256 * 10**6
 NUM_EXAMPLES = 3
 MOST_PROBED = 2000
 """Training problems, at most, that probes are fitted on."""
+_NextNumbers = dict[int, dict[int, int]]
+"""By a problem's number, the rows of the selected tokens that a number follows, and the id that follows each."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,11 @@ def run(
             return all_positions(selector, source, problems)
 
         def probe() -> list[float]:
-            next_numbers = [_next_numbers(theta, *pair) for pair in zip(problems, selected, strict=True)]
-            return _probe(build.folder, next_numbers, num_train, theta.num_layers + 1, progress)
+            train, held_out = (
+                {number: _next_numbers(theta, problems[number], selected[number]) for number in part}
+                for part in (range(min(num_train, MOST_PROBED)), range(num_train, len(problems)))
+            )
+            return _probe(build.folder, train, held_out, theta.num_layers + 1, progress)
 
         selected = ranks.first(select)
         _write_states(build, theta, source, problems, selected, progress)
@@ -151,25 +156,24 @@ def _result(
 
 
 def _probe(
-    folder: Path, next_numbers: list[dict[int, int]], num_train: int, num_indices: int, progress: Progress
+    folder: Path, train: _NextNumbers, held_out: _NextNumbers, num_indices: int, progress: Progress
 ) -> list[float]:
     """Compute how well a probe at each index reads the next number from the validation problems' selected states.
 
     Args:
         folder: Where the selected states are.
-        next_numbers: From `_next_numbers`.
-        num_train: How many of the problems, from the first on, are training problems.
+        train: Of the problems to fit the probes on.
+        held_out: Of the validation problems.
 
     Returns:
         Accuracies at the indices 0 to L; empty if no number follows a selected token.
     """
-    train, held_out = range(min(num_train, MOST_PROBED)), range(num_train, len(next_numbers))
-    if not all(any(next_numbers[number] for number in part) for part in (train, held_out)):
+    if not all(any(part.values()) for part in (train, held_out)):
         return []
     accuracies = []
     with progress.task("what each layer holds", total=num_indices, unit="indices") as advance:
         for index in range(num_indices):
-            parts = (_states_before_numbers(folder, next_numbers, part, index) for part in (train, held_out))
+            parts = (_states_before_numbers(folder, part, index) for part in (train, held_out))
             accuracies.append(probe_accuracy(*parts))
             advance()
     return accuracies
@@ -181,16 +185,13 @@ def _next_numbers(theta: Theta, problem: EncodedProblem, positions: list[int]) -
     return {row: token for row, token in enumerate(ids, start=1) if theta.encoder.has_digit(token)}
 
 
-def _states_before_numbers(
-    folder: Path, next_numbers: list[dict[int, int]], problems: range, index: int
-) -> tuple[Tensor, Tensor]:
+def _states_before_numbers(folder: Path, next_numbers: _NextNumbers, index: int) -> tuple[Tensor, Tensor]:
     """Read some problems' states at one index (M, D), and the ids of the numbers that follow (M)."""
     states, ids = list[Tensor](), list[int]()
-    for record in read_records(folder, indices=slice(index, index + 1)):
-        if record.number in problems:
-            found = next_numbers[record.number]
-            states.append(record.states_JID[[*found], 0])
-            ids += found.values()
+    for record in read_records(folder, indices=slice(index, index + 1), wanted=next_numbers.keys()):
+        found = next_numbers[record.number]
+        states.append(record.states_JID[[*found], 0])
+        ids += found.values()
     return torch.cat(states), torch.tensor(ids)
 
 
