@@ -37,6 +37,7 @@ from train_theta import (
 from training_texts import Solved, read_people, replaceable_stems
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ccot_cli.data.batches import cut
 from ccot_cli.data.prompts import Encoder, Template
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import write_json
@@ -53,8 +54,7 @@ def batches(encoder: Encoder, problems: list[Solved]) -> list[tuple[Tensor, Tens
     examples = sorted(
         (encode(encoder, told, question_weight=0.0) for told in problems), key=lambda example: len(example[0])
     )
-    starts = range(0, len(examples), BATCH_SIZE)
-    return [padded(encoder, examples[start : start + BATCH_SIZE]) for start in starts]
+    return [padded(encoder, batch) for batch in cut(examples, BATCH_SIZE)]
 
 
 @torch.no_grad()

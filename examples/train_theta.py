@@ -37,6 +37,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from ccot_cli import ranks
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.config import AUTO
+from ccot_cli.data.batches import cut
 from ccot_cli.data.families import WordProblem
 from ccot_cli.data.problems import Problem, split_solution
 from ccot_cli.data.prompts import Encoder, Template
@@ -57,6 +58,7 @@ RECORD_FILE = "training.json"
 """The trainings that made the shipped weights, one after the other."""
 SEED = 0
 WIDTH, HEAD_WIDTH = 192, 32
+CPU = torch.device("cpu")
 BATCH_SIZE = 512
 POOL_BATCHES = 32
 MUON_RATE, ADAM_RATE = 3e-3, 2e-3
@@ -96,9 +98,7 @@ FURTHER_PHASES = (Phase(steps=3_000, most_steps=MOST_STEPS, long_probability=0.2
 """Those of a training that goes on from a model."""
 
 
-def make_model(
-    tokenizer: PreTrainedTokenizerFast, width: int = WIDTH, device: torch.device | None = None
-) -> LlamaForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH, device: torch.device = CPU) -> LlamaForCausalLM:
     """Make θ with fresh weights; its width is a multiple of a head's."""
     torch.manual_seed(SEED)
     config = LlamaConfig(
@@ -115,7 +115,7 @@ def make_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    if device is None or device.type == "cpu":
+    if device == CPU:
         # Plain attention's backward pass is faster there than that of PyTorch's fused one, for texts as short as these.
         model.set_attn_implementation("eager")
     # The output layer has the same vectors; ThetaTraining takes them from here.
@@ -123,7 +123,8 @@ def make_model(
     parametrize.register_parametrization(
         model.model.embed_tokens, "weight", DigitSums(tokenizer, config.hidden_size), unsafe=True
     )
-    return model.to(device)
+    model.to(device)  # type: ignore[arg-type]
+    return model
 
 
 @torch.no_grad()
@@ -218,9 +219,9 @@ class PoolMaker:
             (self._draw(rng, generated, long) for _ in range(self.batch_size * POOL_BATCHES)),
             key=lambda example: len(example[0]),
         )
-        starts = list(range(0, len(examples), self.batch_size))
-        rng.shuffle(starts)
-        return [padded(self.encoder, examples[start : start + self.batch_size]) for start in starts]
+        batches = cut(examples, self.batch_size)
+        rng.shuffle(batches)
+        return [padded(self.encoder, batch) for batch in batches]
 
     def _draw(self, rng: random.Random, generated: Iterator[WordProblem], long: Iterator[WordProblem]) -> Example:
         if rng.random() < SUMS_PROBABILITY:

@@ -26,6 +26,7 @@ from interleaved import Ratio, Round, ratio, report, take_turns
 
 from ccot_cli.cli.ask import READ_AHEAD
 from ccot_cli.config import Settings
+from ccot_cli.data.batches import cut
 from ccot_cli.data.problems import Problem, load_test
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import Method, Reply
@@ -44,7 +45,7 @@ def answer_in_turns(
 ) -> tuple[list[Round], Replies]:
     """Time each method on all problems, in rounds; within a round, the methods take turns on every few questions."""
     questions = [problem.question for problem in problems]
-    batches = [questions[start : start + batch_size] for start in range(0, len(questions), batch_size)]
+    batches = cut(questions, batch_size)
     batches_per_turn = max(1, TURN // batch_size)
     rounds: list[Round] = []
     for _ in range(1 + repeats):

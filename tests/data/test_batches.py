@@ -2,7 +2,14 @@
 
 import random
 
-from ccot_cli.data.batches import bucketed, group_alike, plan_batches
+from ccot_cli.data.batches import bucketed, cut, group_alike, plan_batches
+
+
+def test_all_is_cut_in_order() -> None:
+    assert cut("abcde", 2) == ["ab", "cd", "e"]
+    assert cut([1, 2, 3, 4], 2) == [[1, 2], [3, 4]]
+    assert cut(range(3), 5) == [range(3)]
+    assert cut([], 5) == []
 
 
 def test_batches_hold_what_fits_and_every_problem_once() -> None:

@@ -25,6 +25,7 @@ from ccot_cli.cli.options import (
     ratio_option,
     resolve_trained,
 )
+from ccot_cli.data.batches import cut
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
 from ccot_cli.names import CCOT, DEFAULT_PORT, EMBEDDED_MIN_CONFIDENCE, SERVER_VARIABLE
@@ -142,7 +143,7 @@ def ask(
     if question is not None and input is not None:
         raise UsageError("a question and --input were both given", fix="give one of them")
     asked = _read_questions(question) if input is None else []
-    groups = _open_lines(input) if input is not None else list(_grouped(asked))
+    groups = _open_lines(input) if input is not None else _grouped(asked)
     is_json = format == "json" if input is None else format != "text"
     for option, is_given in (("--show-thoughts", show_thoughts), ("--explain", explain)):
         if is_given and server:
@@ -393,7 +394,7 @@ def _open_lines(source: str) -> Iterable[list[Line]]:
     if source == STDIN:
         return _groups_as_they_arrive(sys.stdin.buffer)
     try:
-        return list(_grouped(enumerate(Path(source).read_bytes().splitlines(), start=1)))
+        return _grouped(enumerate(Path(source).read_bytes().splitlines(), start=1))
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}", fix="name a file of JSON lines") from None
 
@@ -408,7 +409,6 @@ def _groups_as_they_arrive(stream: BinaryIO) -> Iterator[list[Line]]:
     yield from _grouped([(number, rest)])
 
 
-def _grouped(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Yield the lines that are not blank, at most READ_AHEAD at a time."""
-    filled = [line for line in lines if line[1].strip()]
-    return (filled[start : start + READ_AHEAD] for start in range(0, len(filled), READ_AHEAD))
+def _grouped(lines: Iterable[Line]) -> list[list[Line]]:
+    """Return the lines that are not blank, at most READ_AHEAD at a time."""
+    return cut([line for line in lines if line[1].strip()], READ_AHEAD)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ccot_cli.cli.tables import subject
+from ccot_cli.data.batches import cut
 from ccot_cli.errors import UsageError
 
 WIDTH, HEIGHT = 64, 16
@@ -36,7 +37,7 @@ def frontier(result: dict[str, Any]) -> str:
     lines.append(f"    └{'─' * WIDTH}")
     lines.append(f"     {left}{right:>{WIDTH - len(left)}}")
     legend = [f"{_letter(number)} {label(row)}" for number, row in enumerate(rows)]
-    lines += [f"     {'   '.join(legend[start : start + 5])}" for start in range(0, len(legend), 5)]
+    lines += [f"     {'   '.join(part)}" for part in cut(legend, 5)]
     return "\n".join(lines)
 
 

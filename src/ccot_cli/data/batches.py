@@ -1,12 +1,18 @@
-"""Group the items of a data set into batches of similar length, to save padding."""
+"""Cut items into batches, those of similar length together where that saves padding."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Item = TypeVar("Item")
+Items = TypeVar("Items", bound=Sequence[Any])
 POOL_BATCHES = 16
+
+
+def cut(items: Items, size: int) -> list[Items]:
+    """Return the items in batches of `size`, in their order; the last batch may have fewer."""
+    return [cast(Items, items[start : start + size]) for start in range(0, len(items), size)]
 
 
 def bucketed(lengths: Sequence[int], *, batch_size: int, shuffler: random.Random) -> list[list[int]]:
@@ -21,11 +27,8 @@ def bucketed(lengths: Sequence[int], *, batch_size: int, shuffler: random.Random
     """
     order = list(range(len(lengths)))
     shuffler.shuffle(order)
-    pool = POOL_BATCHES * batch_size
-    batches: list[list[int]] = []
-    for start in range(0, len(order), pool):
-        pooled = sorted(order[start : start + pool], key=lambda number: lengths[number])
-        batches += [pooled[first : first + batch_size] for first in range(0, len(pooled), batch_size)]
+    pools = (sorted(pool, key=lambda number: lengths[number]) for pool in cut(order, POOL_BATCHES * batch_size))
+    batches = [batch for pool in pools for batch in cut(pool, batch_size)]
     shuffler.shuffle(batches)
     return batches
 
@@ -49,6 +52,4 @@ def plan_batches(lengths: Sequence[int], *, batch_tokens: int) -> list[list[int]
 def group_alike(items: Sequence[Item], key: Callable[[Item], Any], *, batch_size: int) -> Iterator[list[Item]]:
     """Yield batches of two or more items with equal keys, in the order of the keys."""
     for _, same in groupby(sorted(items, key=key), key=key):
-        group = list(same)
-        batches = (group[start : start + batch_size] for start in range(0, len(group), batch_size))
-        yield from (batch for batch in batches if len(batch) > 1)
+        yield from (batch for batch in cut(list(same), batch_size) if len(batch) > 1)

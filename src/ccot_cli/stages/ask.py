@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ccot_cli.config import Settings
+from ccot_cli.data.batches import cut
 from ccot_cli.data.domain import Domain, doubt
 from ccot_cli.errors import UsageError
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
@@ -175,8 +176,7 @@ class Asker:
         """Answer checked questions in batches of similar length. The results are in the order of the questions."""
         order = sorted(range(len(questions)), key=lambda number: len(questions[number]))
         results: dict[int, AskResult] = {}
-        for start in range(0, len(order), BATCH_SIZE):
-            batch = order[start : start + BATCH_SIZE]
+        for batch in cut(order, BATCH_SIZE):
             results.update(zip(batch, self._answer_batch([questions[number] for number in batch]), strict=True))
         return [results[number] for number in range(len(questions))]
 

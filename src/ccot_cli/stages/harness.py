@@ -16,6 +16,7 @@ from yaml import YAMLError
 
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
+from ccot_cli.data.batches import cut
 from ccot_cli.data.problems import ANSWER_LINE, Problem
 from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.models.methods.chain import ChainMethod
@@ -75,8 +76,7 @@ class CcotLM(LM):  # type: ignore[misc]
         texts = [""] * len(questions)
         label = f"{self._method.name} r = {self._method.ratio:f}"
         with self._progress.task(label, total=len(questions), unit="problems") as advance:
-            for start in range(0, len(order), self._batch_size):
-                numbers = order[start : start + self._batch_size]
+            for numbers in cut(order, self._batch_size):
                 replies, _ = reply_in_parts(self._method, [questions[number] for number in numbers])
                 for number, reply in zip(numbers, replies, strict=True):
                     texts[number] = self._text(reply)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ccot_cli import ranks
 from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
+from ccot_cli.data.batches import cut
 from ccot_cli.data.problems import Problem
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.methods.calibration import LEAST_OF_EACH, Calibration
@@ -109,7 +110,7 @@ def ask(
     """Ask a method all problems in batches, in their order; yield each batch with its replies and its time."""
     if isinstance(method, GoldMethod):
         method.show(problems)
-    batches = [problems[start : start + batch_size] for start in range(0, len(problems), batch_size)]
+    batches = cut(problems, batch_size)
     shared = ranks.share(batches, lambda batch: reply_in_parts(method, [problem.question for problem in batch]))
     with progress.task(label, total=len(problems), unit="problems") as advance:
         for batch, replied in zip(batches, shared, strict=True):

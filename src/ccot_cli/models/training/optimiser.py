@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ccot_cli import ranks
 from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
+from ccot_cli.data.batches import cut
 from ccot_cli.errors import DivergedError
 from ccot_cli.models.base.memory import does_not_fit, is_out_of_memory, release
 from ccot_cli.models.training.checkpoints import load_checkpoint
@@ -247,8 +248,8 @@ class Optimiser:
         size = max(1, min(self.micro_batch_size or len(here), len(here)))
         total = 0.0
         try:
-            for start in range(0, len(here), size):
-                loss = part_loss(here[start : start + size], batch)
+            for part in cut(here, size):
+                loss = part_loss(part, batch)
                 total += float(loss.detach())
                 if not isfinite(total):
                     return total

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ccot_cli.config import TrainPhiConfig
+from ccot_cli.data.batches import cut
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.base.memory import shared_parts
 from ccot_cli.models.base.theta import Theta
@@ -136,9 +137,7 @@ class PhiJudge:
             errors_IM = rollout.errors().transpose(0, 1)[:, mask_BK].cpu()
             return _RolledOut(errors_IM, place_BK[mask_BK].cpu(), gold_IMD, states_IMD)
 
-        numbers = range(len(self.validation))
-        batches = [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
-        yield from shared_parts(batches, run)
+        yield from shared_parts(cut(range(len(self.validation)), self.batch_size), run)
 
     def _accuracies(self, states_IMD: Tensor, labels_M: Tensor) -> list[float]:
         """Compute the probes' accuracies on tokens that precede numbers, at l and at L."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ccot_cli.config import TrainPsiConfig
+from ccot_cli.data.batches import cut
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import shared_parts
@@ -183,9 +184,7 @@ class PsiTraining(Training):
             is_right_BO[mask_BO] = logits_MV.argmax(dim=1) == target_M
             return is_right_BO.all(dim=1).tolist(), float(F.cross_entropy(logits_MV, target_M, reduction="sum"))
 
-        numbers = range(len(held_out.examples))
-        batches = [numbers[first : first + self.batch_size] for first in range(0, len(numbers), self.batch_size)]
-        for marks, loss in shared_parts(batches, run):
+        for marks, loss in shared_parts(cut(range(len(held_out.examples)), self.batch_size), run):
             are_right += marks
             total += loss
         return Judgement(sum(are_right) / len(are_right), total / _num_answer(held_out.examples))
