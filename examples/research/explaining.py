@@ -34,7 +34,7 @@ def main(
     workspace = None if folder is None else Workspace.open(folder)
     settings, progress = workspace.settings if workspace else Settings(), TerminalProgress()
     methods = find_methods(workspace, settings)
-    method = methods.explaining(methods.named(CCOT, ratio))
+    method = methods.explaining(methods.find(CCOT, ratio).load())
     problems = problems_to_ask(methods, settings, limit, progress)
     explanations = measure_explanations(method, problems, settings.eval.batch_size, progress)
     title = f"r = {method.ratio:f}, {len(problems):,} test problems, 95 % Wilson intervals"

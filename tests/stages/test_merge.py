@@ -31,7 +31,7 @@ def trained(make_run: MakeRun, *names: BaselineName, family: str = "llama") -> R
 
 
 def loaded(run: Run, name: str) -> DirectMethod | ChainMethod:
-    method = find_methods(run.workspace, run.settings).named(name, None)
+    method = find_methods(run.workspace, run.settings).find(name, None).load()
     assert isinstance(method, DirectMethod | ChainMethod)
     return method
 

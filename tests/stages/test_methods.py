@@ -47,7 +47,7 @@ def test_a_ratio_chooses_among_methods_that_come_in_ratios(shipped: Methods) -> 
 
 def test_one_method_answers_a_question(shipped: Methods) -> None:
     with pytest.raises(UsageError, match="one method"):
-        shipped.named("all", Decimal("0.1"))
+        shipped.find("all", Decimal("0.1")).load()
 
 
 def test_a_method_is_asked_for_by_its_name(make_run: MakeRun) -> None:
@@ -56,13 +56,13 @@ def test_a_method_is_asked_for_by_its_name(make_run: MakeRun) -> None:
     for name in ("direct", "pause"):
         run.train_baseline(name)
     methods = find_methods(run.workspace, run.settings)
-    assert methods.named("pause", RATIO).name == "pause"
+    assert methods.find("pause", RATIO).load().name == "pause"
     # A method with a fixed ratio keeps it, whatever ratio is asked for.
-    assert [methods.named(name, RATIO).ratio for name in ("direct", "cot", "zero-shot")] == [0, 1, 1]
+    assert [methods.find(name, RATIO).load().ratio for name in ("direct", "cot", "zero-shot")] == [0, 1, 1]
     with pytest.raises(MissingError, match="no icot"):
-        methods.named("icot", RATIO)
+        methods.find("icot", RATIO).load()
     with pytest.raises(UsageError, match="no method"):
-        methods.named("magic", RATIO)
+        methods.find("magic", RATIO).load()
 
 
 def test_a_ratio_that_was_not_trained_names_those_that_were(make_run: MakeRun) -> None:
@@ -83,7 +83,7 @@ def test_theta_s_own_chain_does_not_pass_for_a_damaged_or_stale_cot(make_run: Ma
     (folder / MANIFEST_FILE).write_text("{}")
     methods = find_methods(run.workspace, run.settings)
     for ask in (
-        lambda: methods.named("cot", None),
+        lambda: methods.find("cot", None).load(),
         lambda: methods.load(Decimal(1)),
         lambda: methods.choose(("cot",)),
         methods.fallback,
@@ -119,7 +119,7 @@ def test_a_stale_method_is_called_stale_without_its_ratio_too(make_run: MakeRun)
     methods = find_methods(run.workspace, run.settings)
     for ratio in (None, three_tenths):
         with pytest.raises(MissingError, match=r"train-psi/r0\.30 of run is stale"):
-            methods.named("ccot", ratio)
+            methods.find("ccot", ratio).load()
 
 
 def test_a_method_is_stale_under_another_model_even_if_its_phi_is_gone(make_run: MakeRun) -> None:
@@ -129,10 +129,10 @@ def test_a_method_is_stale_under_another_model_even_if_its_phi_is_gone(make_run:
     run.train_phi()
     run.train_psi()
     shutil.rmtree(run.workspace.folder(TRAIN_PHI))
-    assert find_methods(run.workspace, run.settings).named("ccot", None).ratio == RATIO
+    assert find_methods(run.workspace, run.settings).find("ccot", None).load().ratio == RATIO
     run.precompute(**{"model.answer_marker": " = "})
     methods = find_methods(run.workspace, override(run.settings, {"model.answer_marker": " = "}), may_have_none=True)
-    for asked in (lambda: methods.named("ccot", None), lambda: methods.choose(["ccot"])):
+    for asked in (lambda: methods.find("ccot", None).load(), lambda: methods.choose(["ccot"])):
         with pytest.raises(MissingError, match=r"train-psi/r0\.10 of run is stale: precompute was made again"):
             asked()
 
@@ -164,7 +164,7 @@ def test_what_was_damaged_since_it_was_made_is_not_used(make_run: MakeRun, stage
         TRAIN_PSI: lambda: find_methods(run.workspace, run.settings).load(RATIO),
         TRAIN_PHI: run.train_psi,
         SCORE: lambda: run.train_baseline("gold"),
-        TRAIN_BASELINE: lambda: find_methods(run.workspace, run.settings).named("pause", RATIO),
+        TRAIN_BASELINE: lambda: find_methods(run.workspace, run.settings).find("pause", RATIO).load(),
     }
     folders = [path.parent for path in run.workspace.folder(stage).glob(f"*/{MANIFEST_FILE}")]
     files = [path for path in sorted(folders[0].rglob("*")) if path.is_file() and path.name != MANIFEST_FILE]
@@ -200,7 +200,7 @@ def test_a_method_that_is_replaced_while_it_is_loaded_is_loaded_whole(
 
     plain_load = Adapters.load
     monkeypatch.setattr(Adapters, "load", load)
-    method = find_methods(run.workspace, run.settings).named("pause", RATIO)
+    method = find_methods(run.workspace, run.settings).find("pause", RATIO).load()
     assert isinstance(method, PauseMethod)
     assert len(loads) == 2, "the first time ψ was the old one, and the pause token would have been the new one"
     assert torch.equal(method.pause_1D, load_file(newer / "pause.safetensors")["pause"])
@@ -216,4 +216,4 @@ def test_a_model_that_was_replaced_before_its_method_was_loaded_is_noticed(make_
     source = run.workspace.require(PRECOMPUTE)
     edit_manifest(source, inputs={**source.manifest.inputs, "model": "another"})
     with pytest.raises(BusyError, match="filled from another model meanwhile"):
-        methods.named("direct", None)
+        methods.find("direct", None).load()

@@ -123,7 +123,7 @@ class Asker:
         self.theta = methods.theta
         self.usual_ratio = methods.usual_ratio
         fallback = None if min_confidence is None else methods.fallback()
-        self.method: Method = methods.named(method or CCOT, ratio)
+        self.method: Method = methods.find(method or CCOT, ratio).load()
         if shows_thoughts:
             self.method = _reading_thoughts(self.method, workspace)
         if explains:

@@ -135,7 +135,7 @@ def run(
         UsageError: if the ratio has no contemplation tokens, or no test problems are named or left.
     """
     methods = find_methods(workspace, settings)
-    method = methods.named(CCOT, ratio)
+    method = methods.find(CCOT, ratio).load()
     if not isinstance(method, CcotMethod):
         raise UsageError(f"{method.name} has no contemplation tokens", fix="a ratio between 0 and 1")
     theta, layer = methods.theta, method.info.autoregressive_layer

@@ -68,7 +68,7 @@ def run(
         raise UsageError(f"{method} is no single model: {METHODS[method].why_no_model}", fix=fix)
     refuse_existing(folder)
     methods = find_methods(workspace, settings, may_have_none=True)
-    loaded, theta = methods.named(method, ratio), methods.theta
+    loaded, theta = methods.find(method, ratio).load(), methods.theta
     assert isinstance(loaded, DirectMethod | ChainMethod)
     if isinstance(loaded, ChainMethod) and loaded.adapter is None:
         train = workspace.command("train-baseline", "cot") if workspace else "name a workspace with -w"

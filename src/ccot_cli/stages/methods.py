@@ -172,10 +172,6 @@ class Methods:
             raise self._untrained_ratio(ratio)
         return LoadableMethod(ratio, CCOT, partial(self.load_folder, self.folders[ratio]))
 
-    def named(self, name: str, ratio: Decimal | None) -> Method:
-        """Load the method that `find` finds."""
-        return self.find(name, ratio).load()
-
     def find(self, name: str, ratio: Decimal | None) -> LoadableMethod:
         """Find a method by its name.
 
