@@ -14,7 +14,7 @@ from ccot_cli.cli.app import app, run
 from ccot_cli.cli.options import read_set
 from ccot_cli.config import Settings
 from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, families
-from ccot_cli.data.grammar import NUMBER_WORDS
+from ccot_cli.data.grammar import SMALL_NUMBERS
 from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.data.word_problems import subsets
 from ccot_cli.overrides import override
@@ -184,7 +184,7 @@ def test_the_index_tells_what_the_embedded_problems_are() -> None:
         f"one is at most {LARGEST_FACTOR}.",
         f"1 to {MOST_STEPS} steps",
         f"{len(families())} families of problems in {num_forms:,} forms",
-        f"up to {NUMBER_WORDS[-1]}, as words",
+        f"up to {SMALL_NUMBERS[-1]}, as words",
     ):
         assert promised in text
     assert set(re.findall(r"`(\w+)`", text.partition("`data.subset` chooses:")[2])) == set(subsets())

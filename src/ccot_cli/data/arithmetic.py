@@ -12,17 +12,8 @@ from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 
 from ccot_cli.data.answers import is_correct
+from ccot_cli.data.questions import NUMBER_WORDS, ONES, TENS
 
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-NUMBER_WORDS = {
-    **{word: number for number, word in enumerate(_UNITS)},
-    **{word: 10 * number for number, word in enumerate(_TENS, start=2)},
-    "hundred": 100,
-}
 CONSTANTS = {
     **dict.fromkeys("twice double doubles doubled half halves halve halved halfway couple pair".split(), 2),
     **dict.fromkeys("thrice triple triples tripled third thirds".split(), 3),
@@ -35,9 +26,7 @@ CONSTANTS = {
 
 _DIGITS = r"(?:(?<![\w.])[-\u2212]\$?)?(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|(?<![\w.])\.[0-9]++)"
 _WORDS = {**NUMBER_WORDS, **CONSTANTS}
-_NUMBER = re.compile(
-    rf"(?P<digits>{_DIGITS})|(?P<tens>{'|'.join(_TENS)})-(?P<unit>{'|'.join(_UNITS[1:10])})\b|%|[a-z]+"
-)
+_NUMBER = re.compile(rf"(?P<digits>{_DIGITS})|(?P<tens>{'|'.join(TENS)})-(?P<unit>{'|'.join(ONES[1:10])})\b|%|[a-z]+")
 _WHOLE = re.compile(_DIGITS)
 _RESULT = re.compile(rf"=\s*\$?\s*({_DIGITS})(?! *[-\u2212+*/x×] *[\d$(.])")
 _EQUATION = re.compile(rf"({_DIGITS})\s*([-+*/])\s*\$?({_DIGITS})\s*=\s*\$?({_DIGITS})")

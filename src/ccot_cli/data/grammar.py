@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+from ccot_cli.data.questions import NUMBER_WORDS
+
 FORMS = files("ccot_cli.data") / "forms"
 LEXICON_FILE, STORIES_FILE = "lexicon.yaml", "stories.yaml"
 
@@ -32,10 +34,8 @@ PRONOUNS = {
 }
 ANY_OBJECT = ("food", "fruit", "toy", "school", "nature", "flower", "clothes", "craft", "collection", "sport", "baked")
 """Categories of portable things."""
-NUMBER_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen twenty"
-).split()
+SMALL_NUMBERS = [word for word, number in NUMBER_WORDS.items() if number <= 20]
+"""Those from 0 on, in words."""
 TITLES = {"women": ("Mrs.", "Ms."), "men": ("Mr.",)}
 TITLE_PROBABILITY = 0.06
 WORDS_PROBABILITY = 0.12
@@ -174,7 +174,7 @@ class Telling:
         return dollar + self._word(slot)
 
     def _number(self, number: int, *, as_digits: bool) -> str:
-        return NUMBER_WORDS[number] if self.in_words and not as_digits and number < len(NUMBER_WORDS) else str(number)
+        return SMALL_NUMBERS[number] if self.in_words and not as_digits and number < len(SMALL_NUMBERS) else str(number)
 
     def _person(self, slot: str) -> tuple[str, str]:
         if slot not in self.people:

@@ -11,10 +11,18 @@ from functools import cached_property
 TOKEN = re.compile(r"\d+(?:[.,/]\d+)*|[^\W\d_]+|'[a-z]+|[^\w\s]|_")
 SENTENCE_END = re.compile(r"(?<=[.?!])(?<!\bmr\.)(?<!\bms\.)(?<!\bmrs\.)\s+", re.I)
 
-NUMBER_WORDS = frozenset(
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred".split()
-)
+ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+).split()
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+NUMBER_WORDS = {
+    **{word: number for number, word in enumerate(ONES)},
+    **{word: 10 * number for number, word in enumerate(TENS, start=2)},
+    "hundred": 100,
+}
+GIVEN_WORDS = frozenset(NUMBER_WORDS) - {"zero"}
+"""Those that give a number of a problem."""
 SHARES = frozenset(
     "half halve halves halved twice double doubles doubled triple triples tripled third thirds fourth quarter quarters"
     " dozen dozens pair pairs".split()
@@ -45,7 +53,7 @@ UNITS = re.compile(
     r"|pound|ton|degree|block|time|tall|long|high|deep|wide)(?:s|es)?\b"
 )
 SUM = re.compile(
-    rf"(?:[\d)]|\b(?:{'|'.join(sorted(NUMBER_WORDS))})) *[-+*/x=] *[\w(?]|[?nx_] *[-+*/] *\d"
+    rf"(?:[\d)]|\b(?:{'|'.join(sorted(GIVEN_WORDS))})) *[-+*/x=] *[\w(?]|[?nx_] *[-+*/] *\d"
     r"|\b(?:plus|minus|times|divided by)\b"
 )
 ASK = re.compile(
@@ -75,7 +83,7 @@ PLURAL = re.compile(r"(?:ies|ves|es|s|y|fe|f|e)$")
 
 def is_number(token: str) -> bool:
     """Tell whether a token is a number, in digits or as a word."""
-    return token[0].isdigit() or token.lower() in NUMBER_WORDS
+    return token[0].isdigit() or token.lower() in GIVEN_WORDS
 
 
 @dataclass(frozen=True)
