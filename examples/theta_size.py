@@ -89,7 +89,7 @@ def main(
     }
     held_out = {**generated, "people": read_people(people, held_out=True)[:limit]}
     kinds = {name: batches(encoder, problems) for name, problems in held_out.items()}
-    training_people = read_people(people)
+    make_pool = PoolMaker(encoder, 0, phases[0], read_people(people), replaceable_stems(), BATCH_SIZE)
     rows: list[dict[str, Any]] = []
     for each in width or [96, 192, 320]:
         model = make_model(tokenizer, each)
@@ -100,7 +100,6 @@ def main(
             training.resume(checkpoint)
         # The log is written first, so it may have more steps than the checkpoint.
         measured = [row for row in measured if row["steps"] <= training.step]
-        make_pool = PoolMaker(encoder, 0, phases[0], training_people, replaceable_stems(), BATCH_SIZE)
         seconds, started = (measured[-1]["seconds"] if measured else 0.0), time.perf_counter()
         for batch in make_batches(make_pool, range(training.step, steps)):
             training.train_on(*batch)

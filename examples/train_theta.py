@@ -2,7 +2,7 @@
 
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --workers 14    # minutes on a GPU
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --start src/ccot_cli/embedded
-    torchrun --nproc-per-node 2 -- examples/train_theta.py --people gsm8k.jsonl --device cpu    # days on two cores
+    torchrun --nproc-per-node 2 -- examples/train_theta.py --people gsm8k.jsonl --device cpu    # a day on two cores
 
 The first command begins with fresh weights; the second goes on from a trained model and keeps its tokenizer. After an
 interruption, the same command resumes. The model goes to src/ccot_cli/embedded/, checkpoints and logs to build/theta/.
@@ -257,13 +257,17 @@ def make_batches(make_pool: PoolMaker, steps: range, *, workers: int = 0) -> Ite
 def _made_ahead(make_pool: PoolMaker, firsts: range, workers: int) -> Iterator[list[Batch]]:
     pending = deque[Future[list[Batch]]]()
     # Fresh processes, because a copy of this one would share its GPU.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as executor:
+    executor = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    try:
         for first in firsts:
             pending.append(executor.submit(make_pool, first))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    finally:
+        # A training that is stopped does not wait for the pools ahead.
+        executor.shutdown(cancel_futures=True)
 
 
 @dataclass

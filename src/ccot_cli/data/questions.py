@@ -21,6 +21,7 @@ NUMBER_WORDS = {
     **{word: 10 * number for number, word in enumerate(TENS, start=2)},
     "hundred": 100,
 }
+"""By word, the smallest first."""
 GIVEN_WORDS = frozenset(NUMBER_WORDS) - {"zero"}
 """Those that give a number of a problem."""
 SHARES = frozenset(

@@ -2,7 +2,7 @@
 
 All training continues the same queries under the same θ, so one file serves every ratio, stage and seed. The file is
 no artifact: if it is deleted or damaged, the next training makes it again. It ends with the hash of what precedes.
-A GPU runs a query in less time than it takes to bring its keys and values from the file, so it has no cache.
+A GPU has none: the processor would have to put every batch together and bring it there.
 """
 
 import hashlib
@@ -48,8 +48,7 @@ def open_queries(
     """
     if under == PHI:
         return FreshQueries(adapters, queries, layer, reader=PHI)
-    is_cached = adapters.theta.device.type == "cpu"
-    path = ranks.first(lambda: _filled(workspace, source, adapters, queries, progress)) if is_cached else None
+    path = ranks.first(lambda: _filled(workspace, source, adapters, queries, progress))
     if path is None:
         return FreshQueries(adapters, queries, layer, rounds=True)
     return KeptQueries(adapters.theta, queries, layer, path)
@@ -58,7 +57,9 @@ def open_queries(
 def _filled(
     workspace: Workspace, source: Artifact, adapters: Adapters, queries: Sequence[list[int]], progress: Progress
 ) -> Path | None:
-    """Return the path of the cache of these queries, filled now if it was not; None if it is too large."""
+    """Return the path of these queries' cache, filled now if it was not; None for a GPU, or if it is too large."""
+    if adapters.theta.device.type != "cpu":
+        return None
     folder = workspace.cache
     # The fingerprint covers the model and the problems; the digest tells training problems from validation problems.
     prefix = queries_prefix(source)
