@@ -8,17 +8,25 @@ from torch import Tensor, nn
 from trainers import descend, seeded
 
 from ccot_cli.errors import DivergedError, ResourceError
+from ccot_cli.models.training import optimiser
 from ccot_cli.models.training.optimiser import MAX_BAD_STEPS, Muon, Optimiser, orthogonalise
 from ccot_cli.names import OptimiserName
 
 # Muon
 
 
-def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
+@pytest.mark.parametrize("in_bfloat16", [False, True])
+def test_orthogonalised_matrices_have_singular_values_near_one(
+    in_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimiser, "multiplies_bfloat16", lambda device: in_bfloat16)
     matrices = torch.randn(3, 8, 20, generator=seeded(0))
-    found = torch.linalg.svdvals(orthogonalise(matrices, Muon.POLYNOMIAL, Muon.ROUNDS))
+    orthogonal = orthogonalise(matrices, Muon.POLYNOMIAL, Muon.ROUNDS)
+    found = torch.linalg.svdvals(orthogonal)
     assert found.min() > 0.6
     assert found.max() < 1.3
+    assert orthogonal.dtype == torch.float32
+    assert torch.equal(orthogonal, orthogonal.bfloat16().float()) == in_bfloat16
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
