@@ -110,7 +110,7 @@ def orthogonalise(matrices_NRC: Tensor, polynomial: tuple[float, float, float], 
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Tell whether a device multiplies matrices of bfloat16 faster than those of float32."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
