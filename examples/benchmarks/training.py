@@ -3,7 +3,7 @@
     python examples/benchmarks/training.py                           # minutes on two cores
     python examples/benchmarks/training.py --repeats 5 --output training.json
 
-The model is a random Llama, so that nothing depends on what was learned. Three pairs are timed:
+The model is a random Llama, so that nothing depends on what was learned. Four pairs are timed:
 
 - φ layer by layer, streamed over the data set, against running the model up to layer i at every step of layer i. Both
   end in the same adapters; the script prints their difference.
@@ -11,6 +11,8 @@ The model is a random Llama, so that nothing depends on what was learned. Three 
   layers in one parallel pass, against all layers token by token with gradients. Both have the same gradients; the
   script prints their difference.
 - A step of ψ on stored rollouts, against an ordinary LoRA step on as many tokens.
+- Muon's step over an adapter of rank 128, which multiplies matrices of bfloat16 where the processor can, against the
+  same in float32.
 
 Dimensions: B batch, N query, K contemplation tokens, I indices, D width.
 """
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 import torch
 import typer
@@ -33,6 +36,7 @@ from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.random_model import random_theta
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training import optimiser
 from ccot_cli.models.training.contexts import QueryContext, RolloutContext
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.optimiser import Optimiser
@@ -44,7 +48,7 @@ from ccot_cli.tensors.losses import huber, scaled_errors, scaled_mse
 
 NUM_QUERY, NUM_TOKENS, NUM_ANSWER = 100, 12, 6
 BATCH_SIZE, NUM_EXAMPLES, EPOCHS = 16, 32, 2
-RANK = 16
+RANK, MUON_RANK = 16, 128
 
 
 class Bench:
@@ -102,11 +106,11 @@ class Bench:
         for index in range(1, self.theta.num_layers + 1):
             parameters = adapters.parameters(PHI, layers=range(index - 1, index))
             adapters.train_only(parameters)
-            optimiser = Optimiser(parameters, learning_rate=1e-3, num_steps=EPOCHS * len(groups))
+            adamw = Optimiser(parameters, learning_rate=1e-3, num_steps=EPOCHS * len(groups))
             shuffler = random.Random(f"0/{index}")
             for _ in range(EPOCHS):
                 for group in shuffler.sample(groups, len(groups)):
-                    optimiser.step_on(group, partial(self._loss_at, index))
+                    adamw.step_on(group, partial(self._loss_at, index))
         adapters.train_only(())
         return adapters
 
@@ -187,6 +191,21 @@ class Bench:
         config = TrainPsiConfig(epochs=1000, batch_size=BATCH_SIZE, optimiser="adamw", learning_rate=1e-4)
         return PsiTraining(self.adapters, examples, context, config).steps()
 
+    # Muon
+
+    def muon_step(self, *, in_bfloat16: bool) -> None:
+        """Take a step of Muon over ψ, once `widen` has made it wide."""
+        with patch.object(optimiser, "multiplies_bfloat16", lambda device: in_bfloat16):
+            self._muon.step()
+
+    def widen(self) -> None:
+        """Give ψ a usual rank, and gradients."""
+        self.adapters.add(PSI, rank=MUON_RANK, alpha=MUON_RANK, seed=0)
+        parameters, draw = list(self.adapters.parameters(PSI).values()), torch.Generator().manual_seed(0)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=draw)
+        self._muon = optimiser.Muon(parameters, lr=1e-3)
+
 
 def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Divide the norm of the difference by the norm of the second."""
@@ -226,13 +245,22 @@ def main(
         bench.adapters.train_only(bench.adapters.parameters(PSI))
         answers = take_turns({"ψ step": lambda: next(psi), "LoRA step": lambda: next(lora)}, repeats=3 * repeats)
         ratios.append(ratio(answers, "ψ step", "LoRA step"))
+        bench.widen()
+        muon = take_turns(
+            {
+                "Muon in float32": partial(bench.muon_step, in_bfloat16=False),
+                "in bfloat16": partial(bench.muon_step, in_bfloat16=True),
+            },
+            repeats=repeats,
+        )
+        ratios.append(ratio(muon, "Muon in float32", "in bfloat16"))
         differences = {
             "adapters": relative_difference(*adapters),
             "gradients": relative_difference(*gradients),
         }
         report(
             ratios,
-            [*rounds, *steps, *answers],
+            [*rounds, *steps, *answers, *muon],
             output,
             shape=shape,
             query=NUM_QUERY,
