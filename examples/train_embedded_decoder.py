@@ -23,7 +23,7 @@ from ccot_cli.cli.options import read_ratio
 from ccot_cli.cli.train_decoder import explanation_lines
 from ccot_cli.config import stage_config
 from ccot_cli.models.base.adapters import DECODER
-from ccot_cli.models.base.theta import load_theta
+from ccot_cli.models.base.theta import load_theta, weights_hash
 from ccot_cli.names import PRECOMPUTE, TRAIN_DECODER, TRAIN_PSI, ratio_name
 from ccot_cli.overrides import override
 from ccot_cli.stages import train_decoder
@@ -50,7 +50,7 @@ GOING_ON: dict[str, Any] = {"train_psi.learning_rate": 0.004}
 def adopt(workspace: Workspace, ratio: Decimal) -> None:
     """Make a packaged method an artifact of the workspace, as if it had been trained there."""
     settings, source = workspace.settings, METHODS_FOLDER / ratio_name(ratio)
-    model = {"model": load_theta(settings.model).fingerprint()}
+    model = {"model": load_theta(settings.model).fingerprint(), "weights": weights_hash(settings.model)}
     origin = ArtifactSpec(PRECOMPUTE, None, stage_config(settings, PRECOMPUTE), model)
     names = [path for path in sorted(source.rglob("*")) if path.is_file() and DECODER not in path.parts]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in names)).hexdigest()

@@ -183,7 +183,7 @@ def test_the_index_tells_what_the_embedded_problems_are() -> None:
         f"from 1 to {LARGEST},",
         f"one is at most {LARGEST_FACTOR}.",
         f"1 to {MOST_STEPS} steps",
-        f"{len(families())} families of problems in {num_forms:,} forms",
+        f"{len(families()):,} families of problems in {num_forms:,} forms",
         f"up to {SMALL_NUMBERS[-1]}, as words",
     ):
         assert promised in text

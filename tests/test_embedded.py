@@ -35,19 +35,19 @@ from ccot_cli.workspace.workspace import Workspace
 
 QUESTION = "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
 
-MISSED = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
+MISSED = "A farmer has 15 cows and twice as many sheep. How many sheep does he have?"
 TYPED = {
     QUESTION: "27",
-    MISSED: "15",
+    "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?": "15",
     "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?": "6",
     "Sara has 3 boxes with 8 crayons each. How many crayons does she have?": "24",
     "There are 24 students in a class. 9 are boys. How many are girls?": "15",
     "30 cookies are shared equally among 5 kids. How many cookies does each kid get?": "6",
-    "A farmer has 15 cows and twice as many sheep. How many sheep does he have?": "30",
+    MISSED: "30",
     "There are 4 bags with 6 apples each. Lily eats 3 apples. How many are left?": "21",
 }
 """What a new user types, and the answers."""
-LEAST = [("1", "test", 56), ("1", "unseen", 38), ("0.3", "test", 40), ("0.3", "unseen", 26), ("0.1", "test", 32)]
+LEAST = [("1", "test", 61), ("1", "unseen", 38), ("0.3", "test", 46), ("0.3", "unseen", 28), ("0.1", "test", 38)]
 """By ratio and split, right answers to 64 problems of one to three steps that must not be missed."""
 
 
@@ -90,7 +90,7 @@ def test_it_answers_what_a_new_user_types(typed: dict[str, AskResult], question:
     assert typed[question].answer == TYPED[question]
 
 
-@pytest.mark.xfail(strict=True, reason="at r = 0.3 END stops after the first step (docs/results.md)")
+@pytest.mark.xfail(strict=True, reason="at r = 0.3 it adds the cows (docs/results.md)")
 def test_it_answers_the_question_that_it_misses(typed: dict[str, AskResult]) -> None:
     assert typed[MISSED].answer == TYPED[MISSED]
 
@@ -101,7 +101,8 @@ def test_another_ratio_and_the_written_chain_answer_that_question(ratio: str) ->
 
 
 def test_it_writes_the_chain_where_it_is_not_sure(capsys: pytest.CaptureFixture[str]) -> None:
-    questions = [problem.question for problem in load_test(Settings().data, limit=60, seed=7)]
+    unseen = override(Settings(), {"data.test_split": "unseen"}).data
+    questions = [problem.question for problem in load_test(unseen, limit=60, seed=7)]
     alone = Asker(None, Settings(), EMBEDDED_RATIO).ask_all(questions)
     chain = Asker(None, Settings(), Decimal(1)).ask_all(questions)
     results = Asker(None, Settings(), None).ask_all(questions)
@@ -113,7 +114,8 @@ def test_it_writes_the_chain_where_it_is_not_sure(capsys: pytest.CaptureFixture[
     # What is called a guess is what the record of training calls one, though the chain may not be that sure either.
     assert any(each.is_fallback and each.in_domain and each.confidence < EMBEDDED_MIN_CONFIDENCE for each in results)
     assert [each.in_domain for each in results] == [each.in_domain for each in expected]
-    assert run(["ask", questions[unsure.index(True)]]) == 0
+    is_inside = [each.is_fallback and each.in_domain for each in results]
+    assert run(["ask", questions[is_inside.index(True)]]) == 0
     assert f"ccot at r = {EMBEDDED_RATIO} is not sure; the chain:\n" in capsys.readouterr().err
 
 
@@ -181,7 +183,7 @@ def test_the_shipped_end_is_foretold(looks: list[int]) -> None:
     method = find_methods(None, Settings()).load(Decimal("0.3"))
     tokens = sum(method.reply([question])[0][0].num_contemplation for question in questions)
     assert len(looks) <= 41  # one for a question would be 30
-    assert tokens <= sum(looks) <= tokens + 3
+    assert tokens <= sum(looks) <= tokens + 5
 
 
 def test_the_reference_engine_gives_the_same_answers_and_asks_after_every_token(looks: list[int]) -> None:

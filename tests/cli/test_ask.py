@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ccot_cli.cli.console import visible
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.methods import method
 from ccot_cli.stages.ask import Asker, AskResult
@@ -172,7 +173,10 @@ def test_each_line_of_a_pipe_is_a_question(trained: Path, capsys: Output, monkey
     assert output(capsys, "ask")[0] == "".join(alone)
     pipe(monkeypatch, f"{QUESTION}\n{OTHER}\n")
     lines = output(capsys, "ask", "-", "--format", "json")[0].splitlines()
-    assert [json.loads(line)["answer"] for line in lines] == [answer.removesuffix("\n") for answer in alone]
+    answers = [visible(json.loads(line)["answer"]) for line in lines]
+    assert answers == [answer.removesuffix("\n") for answer in alone]
+    pipe(monkeypatch, f"{QUESTION.removesuffix('?')}\n{OTHER}\n")
+    assert len(output(capsys, "ask")[0].splitlines()) == 2
 
 
 def test_a_question_of_several_lines_is_refused(trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,11 +286,11 @@ def test_a_swap_says_what_the_answer_would_be(trained: Path, capsys: Output) -> 
     answers = [each["swapped"] for each in fields["thoughts"]]
     assert isinstance(answers[0], str)
     out, err = output(capsys, *swap, OTHER)
-    assert out == f"{fields['answer']}\n"
+    assert out == f"{visible(fields['answer'])}\n"
     _, table = err.split("the answer if this one token is the other question's\n")
     rows = table.splitlines()[:-1]
     assert [row.split(maxsplit=1)[1:] for row in rows] == [
-        [each] if each else [] for each in answers if each is not None
+        [visible(each)] if each else [] for each in answers if each is not None
     ]
     # With its own tokens it answers the same.
     own = json.loads(output(capsys, *swap, QUESTION, "--format", "json")[0])
@@ -429,7 +433,7 @@ def test_explain_writes_the_chain_to_stderr_or_into_the_json(trained: Path, caps
     assert err.strip()
     out, _ = output(capsys, "ask", QUESTION, "--explain", "--format", "json")
     fields = json.loads(out)
-    assert fields["answer"] == plain.strip()
+    assert visible(fields["answer"]) == plain.strip()
     assert (fields["explanation"] or "(the decoder wrote nothing)") == err.strip()
     status = json.loads(output(capsys, "status", "--format", "json")[0])
     assert [each["state"] for each in status["artifacts"] if each["stage"] == "train-decoder"] == ["ready"]

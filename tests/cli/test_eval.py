@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from workspace.making import edit_manifest
 
+from ccot_cli.data.problems import load_test
 from ccot_cli.workspace.workspace import Workspace
 from cli.running import Output, output
 
@@ -128,7 +129,9 @@ def test_a_prediction_has_its_question(trained: Path, capsys: Output) -> None:
     [path] = trained.glob("eval/*/predictions.jsonl")
     predictions = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(predictions) == 2
-    assert all(each["question"].endswith("?") for each in predictions)
+    settings = Workspace.open(trained).settings
+    asked = {problem.question for problem in load_test(settings.data, limit=2, seed=settings.eval.seed)}
+    assert {each["question"] for each in predictions} == asked
 
 
 def test_kept_evaluations_are_compared(trained: Path, capsys: Output) -> None:

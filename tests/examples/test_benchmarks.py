@@ -25,7 +25,7 @@ def test_training_benchmarks_compare_ways_that_end_alike(
     output = tmp_path / "training.json"
     benchmark("training").main("2x64", repeats=1, output=output)
     found = json.loads(output.read_text())
-    assert len(found["ratios"]) == 3
+    assert len(found["ratios"]) == 4
     assert all(0 < each["low"] <= each["median"] <= each["high"] for each in found["ratios"])
     assert max(found["differences"].values()) < 1e-4
     assert "streamed" in capsys.readouterr().out

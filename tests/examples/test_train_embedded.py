@@ -12,6 +12,7 @@ from ccot_cli.data.arithmetic import equations_in
 from ccot_cli.models.base.adapters import DECODER, PHI
 from ccot_cli.models.base.history import TrainingRun, read_history, write_history
 from ccot_cli.names import ADAPTER_FILE, PRECOMPUTE, TRAIN_PSI
+from ccot_cli.stages.inputs import load_matching_theta
 from ccot_cli.workspace.workspace import Workspace
 from examples.scripts import script
 
@@ -106,6 +107,7 @@ def test_a_packaged_method_becomes_an_artifact_that_a_decoder_can_be_trained_for
         assert workspace.require(PRECOMPUTE).manifest.config["data"]["limit"] == decoders.SETTINGS["data.limit"]
         assert artifact.manifest.summary["ratio"] == 0.1
         assert not (artifact.folder / DECODER).exists()
+    load_matching_theta(workspace.settings, workspace.require(PRECOMPUTE))
     first = artifact.fingerprint
     (method / "method.json").write_text('{"other": 1}')
     decoders.adopt(workspace, decoders.read_ratio("0.1"))

@@ -166,7 +166,7 @@ def test_what_does_not_fit_the_disk_is_refused_before_it_starts(
 ) -> None:
     run = make_run()
     monkeypatch.setattr(files, "free_bytes", lambda path: 1000)
-    with pytest.raises(ResourceError, match=r"this needs about 293 kB, and 1\.0 kB are free") as caught:
+    with pytest.raises(ResourceError, match=r"this needs about 291 kB, and 1\.0 kB are free") as caught:
         run.precompute()
     assert "--max-disk" in caught.value.fix
     assert not run.workspace.folder("precompute").exists()

@@ -14,7 +14,7 @@ from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import inputs, score, selectors
-from stages.runs import RATIO, MakeRun, same_tensors, stored_problems
+from stages.runs import RATIO, MakeRun, same_tensors, stored_problems, tensors_of
 
 
 def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_run: MakeRun) -> None:
@@ -26,7 +26,9 @@ def test_what_score_stores_is_the_same_whether_every_index_was_kept_or_one(make_
     assert not thin.precompute(**{"precompute.max_disk": room}).is_every_index
     for run in (thick, thin):
         run.score()
-    assert same_tensors(thick.workspace.folder("score", "r0.10"), thin.workspace.folder("score", "r0.10"))
+    one, other = (tensors_of(run.workspace.folder("score", "r0.10")) for run in (thick, thin))
+    # What a token announces is computed in batches of other sizes, so its last digit may differ.
+    torch.testing.assert_close(one, other, atol=2e-6, rtol=0)
 
 
 def test_theta_does_not_run_again_if_every_index_is_stored(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from ccot_cli.cli.options import (
     resolve_trained,
 )
 from ccot_cli.data.batches import cut
+from ccot_cli.data.questions import Question
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
 from ccot_cli.names import CCOT, DEFAULT_PORT, EMBEDDED_MIN_CONFIDENCE, SERVER_VARIABLE
@@ -359,7 +360,7 @@ def _read_questions(question: str | None) -> list[Line]:
     """Return the question of the command line, or the questions of stdin, one a line.
 
     Raises:
-        UsageError: if there is none, or if stdin has several lines of which one does not end as a question.
+        UsageError: if there is none, or if stdin has several lines of which one asks nothing.
     """
     if question is None and sys.stdin.isatty():
         raise UsageError("there is no question", fix='ccot ask "How many ...?", or pipe one in')
@@ -371,10 +372,10 @@ def _read_questions(question: str | None) -> list[Line]:
         return [(1, text.encode())]
     # Not `splitlines`, which also splits at characters such as U+2028 that a question may hold.
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    others = [number for number, line in lines if not line.endswith("?")]
+    others = [number for number, line in lines if not (line.endswith("?") or Question(line).asks_amount)]
     if len(lines) > 1 and others:
         raise UsageError(
-            f"stdin has {len(lines):,} lines, and line {others[0]:,} does not end with '?'",
+            f"stdin has {len(lines):,} lines, and line {others[0]:,} asks nothing",
             fix='one question a line; one of several lines in quotes: ccot ask "..."; JSON lines: --input -',
         )
     return [(number, line.encode()) for number, line in lines]

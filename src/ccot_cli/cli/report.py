@@ -191,6 +191,8 @@ def _draw_errors(result: dict[str, Any], path: Path) -> None:
 
 def _draw_moves(result: dict[str, Any], path: Path) -> None:
     plt = pyplot()
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     names = {"moved": "moved", "told_predicted": "to the predicted answer", "told_donors": "to the donor's answer"}
     for offset, (name, label) in zip((-0.12, 0.0, 0.12), names.items(), strict=True):
@@ -207,7 +209,7 @@ def _draw_moves(result: dict[str, Any], path: Path) -> None:
             label=label,
         )
     axes.set_ylim(-0.03, 1.06)
-    axes.set_xticks(range(1, len(result["moves_by_place"]) + 1))
+    axes.xaxis.set_major_locator(MaxNLocator(20, integer=True))
     axes.set_xlabel("which token was replaced")
     axes.set_ylabel("proportion of replacements")
     axes.set_title("95 % intervals", fontsize=10)
