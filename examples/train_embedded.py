@@ -65,7 +65,7 @@ LONGER_STEPS, LONGER_PROBABILITY = (3, MOST_STEPS), 0.4
 GENERATOR_SEED = 40_000_000
 """θ learned from other problems."""
 CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3, "test_split": "unseen"}
-"""What is changed of the generator's settings for the validation problems that confidence is calibrated on."""
+"""What is changed of the generator's settings for the problems that confidence is calibrated on."""
 
 RATIOS = (Decimal("0.3"), Decimal("0.1"))
 """Ratios of the methods; φ of the first one is trained from scratch, and the others start from it."""
@@ -89,7 +89,7 @@ SETTINGS: dict[str, Any] = {
 GOING_ON: dict[str, Any] = {
     "train_phi.batch_size": 64,
     "train_phi.taught_epochs": 0,
-    "train_phi.epochs": 1,
+    "train_phi.epochs": 2,
     "train_phi.learning_rate": 5e-3,
 }
 """Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
