@@ -47,8 +47,7 @@ def ask(
         str | None,
         typer.Argument(
             metavar="QUESTION",
-            help="The question. Without one, or with '-': read stdin. If it has several lines, each must be a question"
-            " and end with '?'.",
+            help="The question. Without one, or with '-': read stdin. Of several lines, each must be a question.",
         ),
     ] = None,
     ratio: Annotated[
