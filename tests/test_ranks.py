@@ -15,7 +15,6 @@ from trainers import joint_training, phi_examples, psi_examples, psi_training
 from ccot_cli import ranks
 from ccot_cli.errors import DivergedError, MissingError, UsageError
 from ccot_cli.models.base.adapters import PHI
-from ccot_cli.models.training import optimiser
 from ccot_cli.models.training.examples import PsiExample
 from ccot_cli.models.training.loop import Training, read_lines, train
 from ccot_cli.models.training.optimiser import Optimiser
@@ -209,10 +208,8 @@ def test_what_the_first_rank_raises_all_raise() -> None:
     assert on_ranks(2, work) == [("nothing is here", "make it")] * 2
 
 
-def test_phi_and_psi_learn_as_in_one_process(make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch) -> None:
-    # bfloat16 would make the sums' order, which differs, count for more.
-    monkeypatch.setattr(optimiser, "multiplies_bfloat16", lambda device: False)
-
+@pytest.mark.usefixtures("muon_in_float32")
+def test_phi_and_psi_learn_as_in_one_process(make_theta: MakeTheta) -> None:
     def losses() -> tuple[list[float], list[float], tuple[float, float], list[Tensor]]:
         phi_adapters = shaken(make_theta("llama"), PHI)
         phi = joint_training(phi_adapters, phi_examples(phi_adapters.theta, 7), batch_size=5)

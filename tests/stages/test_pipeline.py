@@ -292,10 +292,7 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
         monkeypatch.undo()
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
     assert len(rows[0]) == len(names) + 4
-    for (method, tokens, answer_tokens), expected in zip(rows[1], rows[0], strict=True):
-        # END's probability may be on either side of its threshold by the last digit.
-        assert (method, answer_tokens) == (expected[0], expected[2])
-        assert tokens == pytest.approx(expected[1], abs=1)
+    assert rows[1] == rows[0]
 
 
 def test_an_interrupted_training_continues_on_another_device(

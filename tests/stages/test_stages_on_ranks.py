@@ -14,7 +14,6 @@ from ranks_running import on_ranks
 
 from ccot_cli import ranks
 from ccot_cli.errors import BusyError
-from ccot_cli.models.training import optimiser
 from ccot_cli.models.training.loop import LOG_FILE, read_lines
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
@@ -40,9 +39,8 @@ def evaluated(run: Run) -> evaluate.EvalResult:
 
 
 @pytest.mark.slow
-def test_every_stage_comes_to_what_one_process_comes_to(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    # bfloat16 would make the sums' order, which differs, count for more.
-    monkeypatch.setattr(optimiser, "multiplies_bfloat16", lambda device: False)
+@pytest.mark.usefixtures("muon_in_float32")
+def test_every_stage_comes_to_what_one_process_comes_to(make_run: MakeRun) -> None:
     small = {**SEVERAL_SHARDS, "data.limit": 120}
     alone, together = make_run("alone", **small), make_run("together", **small)
 

@@ -19,7 +19,6 @@ from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.selection.scorer import Scorer, chain_scores
-from ccot_cli.models.training import optimiser
 from ccot_cli.models.training.psi import answer_loss
 from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.tensors.select import best, num_kept
@@ -191,13 +190,9 @@ def test_a_part_of_a_batch_alone_does_not_move_the_scorer(llama: Theta, monkeypa
     assert torch.equal(head, before)
 
 
+@pytest.mark.usefixtures("muon_in_float32")
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_step_of_the_scorer_in_parts_is_the_whole_step(
-    llama: Theta, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # bfloat16 would make the sums' order, which differs, count for more.
-    monkeypatch.setattr(optimiser, "multiplies_bfloat16", lambda device: False)
-
+def test_a_step_of_the_scorer_in_parts_is_the_whole_step(llama: Theta, size: int) -> None:
     def trained(micro_batch_size: int | None) -> tuple[list[float], list[Tensor]]:
         adapters = shaken(deepcopy(llama), PSI)
         training = make_training(adapters, micro_batch_size=micro_batch_size)

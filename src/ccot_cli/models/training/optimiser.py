@@ -88,7 +88,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonalise(matrices_NRC: Tensor, polynomial: tuple[float, float, float], rounds: int) -> Tensor:
     """Push all singular values towards 1 by Newton-Schulz iteration; they end between about 0.7 and 1.2.
 
-    In bfloat16 where that is faster, as Muon's authors do: singular values need not be near 1, only alike.
+    In bfloat16 where a device multiplies that, as Muon's authors do: singular values need not be near 1, only alike.
 
     Args:
         polynomial: Coefficients of x, x^3, x^5.
@@ -108,10 +108,10 @@ def orthogonalise(matrices_NRC: Tensor, polynomial: tuple[float, float, float], 
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Tell whether a device multiplies matrices of bfloat16 faster than those of float32."""
+    """Tell whether a device has instructions that multiply matrices of bfloat16."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def sum_of_ranks(parameters: Sequence[nn.Parameter], figures: list[float]) -> list[float]:
