@@ -94,7 +94,7 @@ def test_a_record_is_saved_and_loaded_and_does_not_depend_on_the_order(
 
 
 def test_the_shipped_record_is_small(shipped: Domain) -> None:
-    assert DOMAIN_FILE.stat().st_size < 400_000
+    assert DOMAIN_FILE.stat().st_size < 350_000
     assert shipped.known > {"twice", "minutes", "pens"}
     assert shipped.known.isdisjoint({"Mia", "12", "?"})
 
