@@ -159,6 +159,7 @@ def test_a_workspace_in_use_refuses_every_rank(make_run: MakeRun) -> None:
     assert "in use by process" in first
 
 
+@pytest.mark.usefixtures("muon_in_float32")
 @pytest.mark.parametrize("is_in_files", [False, True])
 def test_layer_by_layer_each_rank_trains_on_a_part_of_every_batch(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, is_in_files: bool
