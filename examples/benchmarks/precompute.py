@@ -4,9 +4,9 @@
     python examples/benchmarks/precompute.py --problems 1000 --problems 7473 --output precompute.json
     python examples/benchmarks/precompute.py --problems 1000 --shape 16x512
 
-Two fractions of the plain pass's tokens per second are printed: that of the whole stage, from reading the problems to
-the last byte on the disk, and that without making and tokenizing the problems. A third kind of figure is the cost of a
-problem at each number of problems.
+For each number of problems, the stage's tokens per second over the plain pass's are printed, from reading the problems
+to the last byte on the disk, and the share of its time that making and tokenizing the problems takes. The last kind of
+figure is the cost of a problem among many over its cost among the fewest.
 """
 
 import statistics
@@ -112,11 +112,9 @@ def main(
                 repeats=repeats,
                 warm_ups=int(count == counts[0]),
             )
-            for seconds in rounds[count]:
-                seconds["stage without problems"] = seconds["stage"] - seconds["problems"]
-            for part in ("stage", "stage without problems"):
-                speed = ratio(rounds[count], "plain forward", part)
-                ratios.append(replace(speed, name=f"tokens per second, {count:,} problems: {part} / plain forward"))
+            speed, share = ratio(rounds[count], "plain forward", "stage"), ratio(rounds[count], "problems", "stage")
+            ratios.append(replace(speed, name=f"tokens per second, {count:,} problems: stage / plain forward"))
+            ratios.append(replace(share, name=f"time, {count:,} problems: making and tokenizing them / stage"))
         report(
             [*ratios, *flatness(rounds)],
             [seconds for of_count in rounds.values() for seconds in of_count],
