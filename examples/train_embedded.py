@@ -1,7 +1,7 @@
 """Train the methods of the embedded model, θ of `train_theta.py`, and measure them.
 
     python examples/train_embedded.py --people gsm8k.jsonl                 # everything, on a GPU
-    python examples/train_embedded.py --people gsm8k.jsonl --start FOLDER  # φ goes on from that of other methods
+    python examples/train_embedded.py --people gsm8k.jsonl --start FOLDER  # φ and ψ go on from those of other methods
     python examples/train_embedded.py --only domain        # the record of the training questions
     python examples/train_embedded.py --only calibration   # of confidence, for what is shipped
     python examples/train_embedded.py --only card --test-people people.jsonl
@@ -34,7 +34,7 @@ from ccot_cli.data.problems import load_test, load_training
 from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
-from ccot_cli.models.base.adapters import PHI
+from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.base.history import read_history, write_history
 from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 from ccot_cli.names import (
@@ -54,7 +54,7 @@ from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
-PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 50_500
+PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 60_500
 NUM_RETELLINGS = 4
 """How often each problem of people that can be told with other numbers is."""
 NUM_DOMAIN_PROBLEMS = 50_000
@@ -71,7 +71,7 @@ RATIOS = (Decimal("0.3"), Decimal("0.1"))
 """Ratios of the methods; φ of the first one is trained from scratch, and the others start from it."""
 SETTINGS: dict[str, Any] = {
     "data.source": str(PROBLEMS_FILE.resolve()),
-    "data.limit": 50_000,
+    "data.limit": 60_000,
     "data.validation_limit": 500,
     "model.dtype": "float32",
     "model.tf32": True,
@@ -87,12 +87,14 @@ SETTINGS: dict[str, Any] = {
 }
 """What differs from the settings of `ccot init`, with which training takes minutes on a CPU."""
 GOING_ON: dict[str, Any] = {
-    "train_phi.batch_size": 64,
+    "train_phi.batch_size": 128,
     "train_phi.taught_epochs": 0,
-    "train_phi.epochs": 2,
-    "train_phi.learning_rate": 5e-3,
+    "train_phi.epochs": 6,
+    "train_phi.learning_rate": 6e-3,
 }
 """Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
+PSI_RATE = 4e-3
+"""Learning rate of a ψ that starts from another one."""
 FOR_DIRECT: dict[str, Any] = {
     "train_psi.epochs": 12,
     "train_psi.lora_rank": 192,
@@ -133,7 +135,7 @@ def train_methods(start: Path | None) -> None:
     """Run the stages of `ccot` on the embedded model, and copy their results into the package.
 
     Args:
-        start: Folder of methods, as the package has them; each φ goes on from its φ of that ratio.
+        start: Folder of methods, as the package has them; each φ goes on from its φ of that ratio, and so does each ψ.
     """
     workspace, progress = open_workspace("methods", SETTINGS), TerminalProgress()
     settings = workspace.settings
@@ -142,7 +144,8 @@ def train_methods(start: Path | None) -> None:
         key = ratio_name(ratio)
         score.run(workspace, settings, ratio, progress=progress)
         if start is not None:
-            of_ratio = override(settings, {**GOING_ON, "train_phi.start": str((start / key / PHI).resolve())})
+            starts = {f"train_{name}.start": str((start / key / name).resolve()) for name in (PHI, PSI)}
+            of_ratio = override(settings, {**GOING_ON, **starts, "train_psi.learning_rate": PSI_RATE})
         elif ratio != RATIOS[0]:
             of_ratio = override(settings, {**GOING_ON, "train_phi.start": ratio_name(RATIOS[0])})
         else:
@@ -284,8 +287,11 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   artifact of `ccot`. φ at r = 0.1 went on from it for 1,564 steps of 64 at a rate of 0.005. Each ψ took 1,564 steps of
   64 and `direct` 3,128, the last 2,346 at a rate of 0.003, with as many weights as φ and ψ have together. The other
   settings are those of `ccot init`, but for what the script names.
+- Then φ and ψ at r = 0.1 went on, on 60,000 other such problems (`--generator-seed 60000000`): φ for 2,814 steps of 128
+  at a rate of 0.006, ψ for 1,876 of 64 at 0.004.
 - `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 2,844 steps of 32, from the problems that the
-  method answers right of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py 0.1`).
+  method of then answered right of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py
+  0.1`), and 2,188 more at a rate of 0.004 from those that the present one answers right of 24,000 (`--start`).
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator, and 1,000 in forms that training never saw, of another seed than those of the table.
@@ -316,7 +322,7 @@ def main(
     ] = "all",
     start: Annotated[
         Path | None,
-        typer.Option(help="Methods, outside the package, whose φ the new ones go on from.", exists=True),
+        typer.Option(help="Methods, outside the package, whose φ and ψ the new ones go on from.", exists=True),
     ] = None,
     generator_seed: Annotated[int, typer.Option(help="Of the generated problems to learn from.")] = GENERATOR_SEED,
     test_people: Annotated[
