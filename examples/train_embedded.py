@@ -287,8 +287,8 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   artifact of `ccot`. φ at r = 0.1 went on from it for 1,564 steps of 64 at a rate of 0.005. Each ψ took 1,564 steps of
   64 and `direct` 3,128, the last 2,346 at a rate of 0.003, with as many weights as φ and ψ have together. The other
   settings are those of `ccot init`, but for what the script names.
-- Then φ and ψ at r = 0.1 went on, on 60,000 other such problems (`--generator-seed 60000000`): φ for 2,814 steps of 128
-  at a rate of 0.006, ψ for 1,876 of 64 at 0.004.
+- Then φ and ψ at r = 0.1 went on, on 60,000 such problems, seven of eight of them new (`--generator-seed 60000000`): φ
+  for 2,814 steps of 128 at a rate of 0.006, ψ for 1,876 of 64 at 0.004.
 - `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 2,844 steps of 32, from the problems that the
   method of then answered right of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py
   0.1`), and 2,188 more at a rate of 0.004 from those that the present one answers right of 24,000 (`--start`).
