@@ -19,7 +19,7 @@ from ccot_cli.progress import Progress
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace, queries_prefix
 
-MOST_BYTES = 32 * 10**9
+MOST_BYTES = 64 * 10**9
 MOST_OF_FREE_SPACE = 0.5
 
 
