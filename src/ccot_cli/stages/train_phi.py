@@ -191,8 +191,8 @@ class _Job:
             self.last_report = report if optimiser.step_count == optimiser.num_steps else None
             at_l, at_last = report.generated_read
             self.progress.say(
-                f"epoch {optimiser.step_count // training.steps_per_epoch}: error {train_loss:.3f};"
-                f" validation rollouts {report.loss:.3f}, numbers read at l {at_l:.3f}, at L {at_last:.3f}"
+                f"epoch {optimiser.step_count // training.steps_per_epoch}: loss {train_loss:.3f};"
+                f" validation error {report.loss:.3f}, numbers read at l {at_l:.3f}, at L {at_last:.3f}"
             )
             return {"gold_share": training.gold_fraction, **asdict(report)}
 
@@ -203,7 +203,7 @@ class _Job:
             label=self.label,
             checkpoint_steps=config.checkpoint_steps,
             progress=self.progress,
-            figures=lambda loss: {"gold_inputs": f"{training.gold_fraction:.0%}", "error": f"{loss:.3f}"},
+            figures=lambda loss: {"gold_inputs": f"{training.gold_fraction:.0%}", "loss": f"{loss:.3f}"},
             on_epoch=on_epoch,
         )
         return training.optimiser.num_steps

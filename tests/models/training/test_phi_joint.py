@@ -9,15 +9,18 @@ import pytest
 import torch
 from conftest import MakeTheta, shaken
 from torch import nn
-from trainers import LAYER, fresh_queries, gradients, joint_training, phi_examples
+from trainers import LAYER, fresh_queries, gradients, joint_training, phi_examples, seeded
 
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training import phi_joint
 from ccot_cli.models.training.checkpoints import save_checkpoint
-from ccot_cli.models.training.phi_joint import generate
+from ccot_cli.models.training.end import label_ends
+from ccot_cli.models.training.phi_joint import END_WEIGHT, generate
 from ccot_cli.tensors.losses import scaled_errors
+from ccot_cli.tensors.probes import fit_logistic
 
 
 def slow_loss(
@@ -99,6 +102,41 @@ def test_joint_training_lowers_the_error_of_rollouts(llama: Theta) -> None:
     with torch.no_grad():
         after = generate(adapters, examples, queries, range(12), layer=LAYER).loss()
     assert after < 0.6 * before
+
+
+def test_a_batch_has_the_loss_of_its_states_and_that_of_end(llama: Theta) -> None:
+    training = joint_training(shaken(llama, PHI), examples := phi_examples(llama, 5), taught_epochs=1)
+    training.end_1W.data = torch.randn(training.end_1W.shape, generator=seeded(0))
+    made = generate(
+        training.adapters, examples, training.queries, range(5), layer=LAYER, gold_fraction=training.gold_fraction
+    )
+    losses = []
+    for states_KD, example in zip(made.states_BIKD[:, -1], examples, strict=True):
+        last = len(example.next_K) - 1
+        for column in range(last + 1):
+            unit_D = states_KD[column] / states_KD[column].square().mean().sqrt()
+            logit = training.end_1W[0, :-1] @ unit_D + training.end_1W[0, -1]
+            losses.append(-nn.functional.logsigmoid(logit if column == last else -logit))
+    expected = made.loss() + END_WEIGHT * torch.stack(losses).mean()
+    torch.testing.assert_close(training.part_loss(range(5), range(5)), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_joint_training_teaches_phi_to_show_its_last_token(
+    make_theta: MakeTheta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+    for weight in (0.0, END_WEIGHT):
+        monkeypatch.setattr(phi_joint, "END_WEIGHT", weight)
+        theta = make_theta("llama")
+        examples, adapters = phi_examples(theta, 24), shaken(theta)
+        list(joint_training(adapters, examples, taught_epochs=2, epochs=10).steps())
+        with torch.no_grad():
+            made = generate(adapters, examples, fresh_queries(adapters, examples), range(24), layer=LAYER)
+        counts = [len(example.next_K) for example in examples]
+        last_MD, is_last_M = label_ends(made.states_BIKD[:, -1].unbind(), counts)
+        rule = fit_logistic(last_MD, is_last_M, penalty=0.1)
+        losses.append(float(nn.functional.binary_cross_entropy_with_logits(rule.logits(last_MD), is_last_M.float())))
+    assert losses[1] < 0.9 * losses[0]
 
 
 def test_in_bfloat16_phi_learns_what_it_learns_in_float32(make_theta: MakeTheta) -> None:

@@ -1,4 +1,4 @@
-"""Train all layers of φ together, in the end on its own rollouts (ours; the loss is the paper's LOSS_φ).
+"""Train all layers of φ together, in the end on its own rollouts (ours; the states' loss is the paper's LOSS_φ).
 
 Layer-by-layer training has two weaknesses: no layer repairs the errors of those below it, and inputs that were always
 gold leave φ helpless against its own errors. Here all layers learn at once, in three phases:
@@ -9,7 +9,7 @@ gold leave φ helpless against its own errors. Here all layers learn at once, in
 
 A rollout runs without gradients; its inputs then run in one parallel pass with gradients. Gradients through the
 recurrence undid what gold inputs had taught. The loss compares indices l..L only, which leaves the layers below l free
-to compute what helps.
+to compute what helps. The loss of a linear END at L is added, so that all layers learn to show which token is the last.
 
 Dimensions: B batch, K contemplation tokens, J = 1 + K gold rows, I indices l..L, D width.
 """
@@ -19,12 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.config import TrainPhiConfig
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training.end import end_loss, label_ends
 from ccot_cli.models.training.loop import Training
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.models.training.queries import Queries
@@ -127,6 +128,8 @@ def _draws(seed: str, numbers: Sequence[int], num_tokens: int) -> Tensor:
 
 GOLD_UNTIL = 0.5
 """Proportion of the rollout epochs after which no input is gold any more."""
+END_WEIGHT = 0.2
+"""Weight of END's loss beside that of the states."""
 
 
 class JointTraining(Training):
@@ -145,6 +148,9 @@ class JointTraining(Training):
         self.lengths = [len(example.query) + len(example.next_K) for example in examples]
         parameters = adapters.parameters(PHI)
         adapters.train_only(parameters)
+        theta = adapters.theta
+        self.end_1W = nn.Parameter(torch.zeros(1, theta.model.config.hidden_size + 1, device=theta.device))
+        parameters["end"] = self.end_1W
         self.taught_steps = config.taught_epochs * self.steps_per_epoch
         num_steps = self.taught_steps + config.epochs * self.steps_per_epoch
         self.optimiser = Optimiser.from_config(parameters, config, num_steps=num_steps)
@@ -157,7 +163,7 @@ class JointTraining(Training):
         return max(0.0, 1 - (rollout + 1) / (GOLD_UNTIL * num_rollouts)) if rollout >= 0 and num_rollouts else 1.0
 
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
-        """Compute what a part of a batch adds to the batch's loss, the Huber loss over indices l..L."""
+        """Compute what a part of a batch adds to its loss: of states at indices l..L, and of a linear END at L."""
         generated = generate(
             self.adapters,
             self.examples,
@@ -167,4 +173,10 @@ class JointTraining(Training):
             gold_fraction=self.gold_fraction,
             seed=f"{self.seed}/{self.optimiser.step_count}",
         )
-        return generated.loss() * (len(part) / len(whole))
+        counts, num_tokens = self._counts(part), sum(self._counts(whole))
+        loss_of_end = end_loss(self.end_1W, *label_ends(generated.states_BIKD[:, -1].unbind(), counts))
+        return generated.loss() * (len(part) / len(whole)) + END_WEIGHT * loss_of_end * (sum(counts) / num_tokens)
+
+    def _counts(self, numbers: Sequence[int]) -> list[int]:
+        """Return k of these examples."""
+        return [len(self.examples[number].next_K) for number in numbers]
