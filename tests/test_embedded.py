@@ -27,7 +27,7 @@ from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Reply, Seconds
 from ccot_cli.models.methods.prompting import prompted
-from ccot_cli.names import EMBEDDED, EMBEDDED_MIN_CONFIDENCE, EMBEDDED_RATIO
+from ccot_cli.names import EMBEDDED, EMBEDDED_MIN_CONFIDENCE, USUAL_RATIO
 from ccot_cli.overrides import override
 from ccot_cli.stages.ask import Asker, AskResult
 from ccot_cli.stages.methods import Methods, find_methods
@@ -103,7 +103,7 @@ def test_the_written_chain_answers_that_question() -> None:
 def test_it_writes_the_chain_where_it_is_not_sure(capsys: pytest.CaptureFixture[str]) -> None:
     unseen = override(Settings(), {"data.test_split": "unseen"}).data
     questions = [problem.question for problem in load_test(unseen, limit=60, seed=7)]
-    alone = Asker(None, Settings(), EMBEDDED_RATIO).ask_all(questions)
+    alone = Asker(None, Settings(), USUAL_RATIO).ask_all(questions)
     chain = Asker(None, Settings(), Decimal(1)).ask_all(questions)
     results = Asker(None, Settings(), None).ask_all(questions)
     unsure = [each.confidence < EMBEDDED_MIN_CONFIDENCE for each in alone]
@@ -116,13 +116,13 @@ def test_it_writes_the_chain_where_it_is_not_sure(capsys: pytest.CaptureFixture[
     assert [each.in_domain for each in results] == [each.in_domain for each in expected]
     is_inside = [each.is_fallback and each.in_domain for each in results]
     assert run(["ask", questions[is_inside.index(True)]]) == 0
-    assert f"ccot at r = {EMBEDDED_RATIO} is not sure; the chain:\n" in capsys.readouterr().err
+    assert f"ccot at r = {USUAL_RATIO} is not sure; the chain:\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"ratio": EMBEDDED_RATIO},
+        {"ratio": USUAL_RATIO},
         {"method": "ccot"},
         {"method": "direct"},
         {"shows_thoughts": True},

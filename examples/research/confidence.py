@@ -29,7 +29,7 @@ from ccot_cli.data.problems import Problem, load_test, load_training
 from ccot_cli.files import write_json
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import Method, Reply
-from ccot_cli.names import EMBEDDED_RATIO
+from ccot_cli.names import USUAL_RATIO
 from ccot_cli.overrides import override
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.stages.statistics import auroc, calibration_error, wilson
@@ -133,7 +133,7 @@ def main(
     people: Annotated[
         Path | None, typer.Argument(help="Problems that people wrote, as people.py chooses them.")
     ] = None,
-    ratio: Annotated[Decimal, typer.Option(parser=read_ratio, help="Compression ratio r.")] = EMBEDDED_RATIO,
+    ratio: Annotated[Decimal, typer.Option(parser=read_ratio, help="Compression ratio r.")] = USUAL_RATIO,
     limit: Annotated[int, typer.Option(help="Most problems of a set.")] = 400,
     batch_size: Annotated[int, typer.Option(help="Questions at a time.")] = 32,
     every: Annotated[int, typer.Option(help="Time every such batch.")] = 4,

@@ -29,8 +29,8 @@ def load(
 
     Args:
         folder: A workspace; the model in the package by default.
-        ratio: Compression ratio r: 0 answers at once, 1 writes the chain. By default 0.3 of the model in
-            the package; of a workspace 0.1, or the trained ratio nearest to it.
+        ratio: Compression ratio r: 0 answers at once, 1 writes the chain. By default 0.1, or the trained
+            ratio that is nearest to it.
         method: `ccot`, the default, or a baseline such as `direct` or `pause`. If neither ratio nor method is given,
             the model in the package writes its chain where its confidence is below 0.6.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.

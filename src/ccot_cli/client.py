@@ -68,7 +68,6 @@ class RemoteAsker:
         found = self._server.send("GET", f"/v1/models/{quote(name, safe='')}")
         try:
             self.method = RemoteMethod(str(found["method"]), parse_ratio(found["ratio"]))
-            self.usual_ratio = parse_ratio(found["usual_ratio"])
             # `ccot` alone may write chains too; who names the method wants no other.
             self._model = str(found["id"]) if method != CCOT else f"{CCOT}-{self.method.ratio:f}"
         except (KeyError, ValueError):

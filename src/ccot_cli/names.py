@@ -59,8 +59,6 @@ MOST_PROBLEMS = 10_000_000
 """Highest limit on problems: they are held in memory, about a kilobyte each."""
 USUAL_RATIO = Decimal("0.1")
 """Ratio that is asked for by default."""
-EMBEDDED_RATIO = Decimal("0.3")
-"""The same for the methods in the package: they answer most questions at this one."""
 EMBEDDED_MIN_CONFIDENCE = 0.6
 """Below it the model in the package writes its chain, if neither a ratio nor a method is asked for."""
 SMALLEST_RATIO = Decimal("0.000001")

@@ -175,7 +175,7 @@ def make_app(models: Models, queue: AnswerQueue, *, seconds: float) -> FastAPI:
 
     @app.get("/v1/models/{name}")
     async def one_model(name: str) -> dict[str, Any]:
-        return {**_describe(_find(models, name)), "usual_ratio": float(models.usual_ratio)}
+        return _describe(_find(models, name))
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:

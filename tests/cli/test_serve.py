@@ -38,7 +38,6 @@ class Catalogue:
 
     usual: Model = CCOT_MODEL
     all: list[Model] = field(default_factory=lambda: [DIRECT_MODEL, CCOT_MODEL])
-    usual_ratio: Decimal = Decimal("0.1")
 
     def find(self, name: str, method: str | None = None, ratio: Decimal | None = None) -> Model:
         known = {"ccot": self.usual, "direct": DIRECT_MODEL, **{model.id: model for model in self.all}}

@@ -29,7 +29,7 @@ from ccot_cli.data.batches import cut
 from ccot_cli.data.questions import Question
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
-from ccot_cli.names import CCOT, DEFAULT_PORT, EMBEDDED_MIN_CONFIDENCE, SERVER_VARIABLE
+from ccot_cli.names import CCOT, DEFAULT_PORT, EMBEDDED_MIN_CONFIDENCE, SERVER_VARIABLE, USUAL_RATIO
 
 if TYPE_CHECKING:
     from ccot_cli.client import RemoteAsker, RemoteResult
@@ -53,8 +53,8 @@ def ask(
     ratio: Annotated[
         Decimal | None,
         ratio_option(
-            "Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.3 of the"
-            " methods in the package; in a workspace 0.1, or the trained one that is nearest to it."
+            "Compression ratio (r in the paper): 0 answers at once, 1 writes the chain. Default: 0.1, or the trained"
+            " one that is nearest to it."
         ),
     ] = None,
     method: Annotated[
@@ -130,7 +130,7 @@ def ask(
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
     ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
-    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?" --ratio 0.3
+    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?" --ratio 0.1
     ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?" --method cot
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --min-confidence 0.5
@@ -176,8 +176,8 @@ def ask(
                 min_confidence=min_confidence,
             )
     hint = _HINT if asker.could_fall_back else ""
-    if ratio is None and asker.method.name == CCOT and asker.method.ratio != asker.usual_ratio:
-        print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {asker.usual_ratio:f}")
+    if ratio is None and asker.method.name == CCOT and asker.method.ratio != USUAL_RATIO:
+        print_note(f"at --ratio {asker.method.ratio:f}, the trained one that is nearest to {USUAL_RATIO:f}")
     if len(asked) == 1:
         _answer_one(asker, asked[0][1].decode(), hint, is_json=is_json)
     elif input is None:

@@ -129,11 +129,11 @@ def evaluate(
     ccot eval --limit 500
     ccot eval --ratio 0.1 --controls
     ccot eval --methods ccot --thoughts
-    ccot eval --ratio 0.3 --min-confidence 0.5
+    ccot eval --ratio 0.1 --min-confidence 0.5
     ccot eval --methods all --format latex --plot frontier.svg
     ccot eval --steps 9 10
     ccot eval --compare 2026-01-31-1 2026-01-31-2
-    ccot eval --harness ccot_gsm8k --ratio 0.3 --limit 50
+    ccot eval --harness ccot_gsm8k --ratio 0.1 --limit 50
     ccot eval --format json | jq '.rows[] | [.method, .ratio, .accuracy]'
     """
     given: dict[str, object] = {

@@ -34,10 +34,7 @@ def inspect(
     folder: WorkspaceOption = None,
     ratio: Annotated[
         Decimal | None,
-        ratio_option(
-            "Compression ratio r. Default: 0.3 of the methods in the package; in a workspace 0.1, or the trained one"
-            " that is nearest to it."
-        ),
+        ratio_option("Compression ratio r. Default: 0.1, or the trained one that is nearest to it."),
     ] = None,
     data: DataOption = None,
     limit: Annotated[

@@ -102,8 +102,8 @@ class Asker:
                 tokens.
             explains: Whether results have the chain that the decoder reads from the contemplation tokens.
             min_confidence: Where an answer has less, from 0 to 1, write the chain and give its answer instead. By
-                default 0.7 of the methods in the package if neither a ratio nor a method is named and only the answer
-                is asked for; else the chain is never written.
+                default `EMBEDDED_MIN_CONFIDENCE` of the methods in the package if neither a ratio nor a method is named
+                and only the answer is asked for; else the chain is never written.
             methods: The workspace's methods, if they were found already; loading unloads another of them.
 
         Raises:
@@ -121,7 +121,6 @@ class Asker:
             min_confidence = EMBEDDED_MIN_CONFIDENCE
         self.model = methods.theta.name
         self.theta = methods.theta
-        self.usual_ratio = methods.usual_ratio
         fallback = None if min_confidence is None else methods.fallback()
         self.method: Method = methods.find(method or CCOT, ratio).load()
         if shows_thoughts:

@@ -22,7 +22,6 @@ from ccot_cli.models.methods.method import Method, MethodInfo
 from ccot_cli.models.methods.prompting import prompted
 from ccot_cli.names import (
     CCOT,
-    EMBEDDED_RATIO,
     PRECOMPUTE,
     TRAIN_BASELINE,
     TRAIN_DECODER,
@@ -93,11 +92,6 @@ class Methods:
     def location(self) -> str:
         """Where the methods are, for messages."""
         return str(self.workspace.root) if self.workspace else self.settings.model.name
-
-    @property
-    def usual_ratio(self) -> Decimal:
-        """The ratio that is asked for by default."""
-        return EMBEDDED_RATIO if self.are_shipped else USUAL_RATIO
 
     def _command(self, *words: str) -> str:
         return self.workspace.command(*words) if self.workspace else " ".join(("ccot", *words))
@@ -176,8 +170,7 @@ class Methods:
         """Find a method by its name.
 
         Args:
-            ratio: By default 0.3 in the package; else 0.1, or the trained ratio nearest to it. A method with a fixed
-                ratio ignores it.
+            ratio: By default 0.1, or the trained ratio nearest to it. A method with a fixed ratio ignores it.
 
         Raises:
             UsageError: if there is no method of that name.
@@ -188,7 +181,7 @@ class Methods:
             trained = [entry.ratio for entry in self._entries(()) if entry.name == name]
             if name == CCOT and not trained and self._unusable_ratios:
                 trained = self._unusable_ratios
-            ratio = min(trained, key=lambda known: abs(known - self.usual_ratio), default=self.usual_ratio)
+            ratio = min(trained, key=lambda known: abs(known - USUAL_RATIO), default=USUAL_RATIO)
         if name == CCOT:
             return self._at(ratio)
         if name == ALL:

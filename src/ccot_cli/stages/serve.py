@@ -70,7 +70,6 @@ class Models:
         self._methods = find_methods(workspace, settings)
         self._askers: dict[str, Asker] = {}
         self.all = [Model(each.name, each.ratio) for each in self._methods.choose()]
-        self.usual_ratio = self._methods.usual_ratio
         if self._methods.are_shipped:
             self.all.insert(0, self.find(CCOT))
 
