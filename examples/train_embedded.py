@@ -54,7 +54,7 @@ from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
-PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 60_500
+PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 120_500
 NUM_RETELLINGS = 4
 """How often each problem of people that can be told with other numbers is."""
 NUM_DOMAIN_PROBLEMS = 50_000
@@ -71,7 +71,7 @@ RATIOS = (Decimal("0.3"), Decimal("0.1"))
 """Ratios of the methods; φ of the first one is trained from scratch, and the others start from it."""
 SETTINGS: dict[str, Any] = {
     "data.source": str(PROBLEMS_FILE.resolve()),
-    "data.limit": 60_000,
+    "data.limit": 120_000,
     "data.validation_limit": 500,
     "model.dtype": "float32",
     "model.tf32": True,
@@ -81,22 +81,24 @@ SETTINGS: dict[str, Any] = {
     "train_phi.batch_size": 512,
     "train_phi.taught_epochs": 1,
     "train_phi.epochs": 9,
+    "train_psi.limit": 60_000,
     "train_psi.epochs": 2,
     "train_psi.lora_rank": 64,
     "train_psi.lora_alpha": 64,
 }
 """What differs from the settings of `ccot init`, with which training takes minutes on a CPU."""
 GOING_ON: dict[str, Any] = {
-    "train_phi.batch_size": 128,
+    "train_phi.batch_size": 256,
     "train_phi.taught_epochs": 0,
-    "train_phi.epochs": 6,
-    "train_phi.learning_rate": 6e-3,
+    "train_phi.epochs": 8,
+    "train_phi.learning_rate": 7e-3,
 }
 """Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
 PSI_RATE = 4e-3
 """Learning rate of a ψ that starts from another one."""
 FOR_DIRECT: dict[str, Any] = {
-    "train_psi.epochs": 12,
+    "train_psi.limit": None,
+    "train_psi.epochs": 11,
     "train_psi.lora_rank": 192,
     "train_psi.lora_alpha": 192,
 }
@@ -109,11 +111,11 @@ def write_problems(people: Path, path: Path, seed: int) -> None:
     Args:
         people: GSM8K's training file.
         path: Where to write, unless it is there already.
-        seed: Of the generated problems.
+        seed: Of the generated problems, and of what is drawn otherwise.
     """
     if path.exists():
         return
-    rng, stems = random.Random("methods"), replaceable_stems()
+    rng, stems = random.Random(f"methods {seed}"), replaceable_stems()
     generated, longer = generate("train", seed=seed), generate("train", seed=seed, steps=LONGER_STEPS)
     told = read_people(people)
     solutions = dict(told)
@@ -288,10 +290,13 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   64 and `direct` 3,128, the last 2,346 at a rate of 0.003, with as many weights as φ and ψ have together. The other
   settings are those of `ccot init`, but for what the script names.
 - Then φ and ψ at r = 0.1 went on, on 60,000 such problems, seven of eight of them new (`--generator-seed 60000000`): φ
-  for 2,814 steps of 128 at a rate of 0.006, ψ for 1,876 of 64 at 0.004.
+  for 2,814 steps of 128 at a rate of 0.006, ψ for 1,876 of 64 at 0.004. And once more, φ on these and 60,000 others
+  (`--generator-seed 70000000`; a one-off script put them together) for 3,752 steps of 256 at 0.007, for the first time
+  with END's loss, and ψ on the others for 1,876 of 64 at 0.004, of which the weights after 1,438 were kept.
 - `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 2,844 steps of 32, from the problems that the
   method of then answered right of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py
-  0.1`), and 2,188 more at a rate of 0.004 from those that the present one answers right of 24,000 (`--start`).
+  0.1`), 2,188 more at a rate of 0.004 from those that the next one answered right of 24,000 (`--start`), and 1,802 from
+  those that the present one answers right of 16,000.
 - `domain.json`: how 50,000 training questions of 1 to 10 steps are worded. `ccot ask` warns of others.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator, and 1,000 in forms that training never saw, of another seed than those of the table.

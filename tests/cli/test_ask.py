@@ -123,12 +123,12 @@ def test_a_ratio_that_was_not_trained_is_exit_3_and_lists_those_that_were(traine
     assert "trained: 0, 0.1, 1" in err
 
 
-KNOWN = "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
+KNOWN = "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
 UNKNOWN = "What is the capital of France?"
 
 
 def test_what_the_shipped_model_has_learned_is_answered_without_a_warning(capsys: Output) -> None:
-    assert output(capsys, "ask", KNOWN) == ("27\n", "")
+    assert output(capsys, "ask", KNOWN) == ("6\n", "")
     out, err = output(capsys, "ask", KNOWN, "--format", "json")
     assert json.loads(out)["in_domain"] is True
     assert err == ""

@@ -100,7 +100,7 @@ def ccot(
 ) -> None:
     """Reason in a few continuous tokens, answer in text: Compressed Chain of Thought.
 
-    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
+    ccot ask "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
     ccot demo                 run the whole pipeline on the model in the package, in minutes
     """
     if context.invoked_subcommand is None:

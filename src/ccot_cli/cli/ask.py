@@ -129,9 +129,9 @@ def ask(
 ) -> None:
     """Answer a question with contemplation tokens, at once (--ratio 0) or by a written chain (--ratio 1).
 
-    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?"
-    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?" --ratio 0.1
-    ccot ask "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben have now?" --method cot
+    ccot ask "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?"
+    ccot ask "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?" --ratio 0.1
+    ccot ask "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?" --method cot
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --show-thoughts
     ccot ask "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --min-confidence 0.5
     ccot ask -w my-run "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?" --explain
