@@ -310,7 +310,7 @@ def test_anywhere_ask_prints_one_line(
     assert run(["ask", QUESTION, "--format", "json"]) == 0
     line = json.loads(capsys.readouterr().out)
     assert line["model"] == "embedded"
-    assert line["ratio"] == 0.3
+    assert line["ratio"] == 0.1
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ ANSWERS = {
     "Mia has 12 pens. Mia buys 7 more pens. How many pens does Mia have?": "19",
     "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?": "15",
     "Tom has 5 apples. He buys 3 more and then eats 2. How many apples does he have left?": "6",
+    "Tom has 25 apples. He buys 13 more and then eats 8. How many apples does he have left?": "30",
     "Sara has 3 boxes with 8 crayons each. How many crayons does she have?": "24",
     # It shows how to type a question that begins with a dash; the model in the package does not know such questions.
     "-5 + 3": None,

@@ -346,7 +346,7 @@ class TestAsk:
         models = Models(None, Settings())
         with running(models, models.load, 100, 20 * SECONDS) as serving:
             methods = set[tuple[str, ...]]()
-            for words in ([], ["--method", "ccot"], ["--ratio", "0.3"]):
+            for words in ([], ["--method", "ccot"], ["--ratio", "0.1"]):
                 alone, _ = output(capsys, "ask", "--input", "q.jsonl", *words)
                 asked, _ = output(capsys, "ask", "--server", serving.url, "--input", "q.jsonl", *words)
                 rows, expected = ([json.loads(line) for line in out.splitlines()] for out in (asked, alone))

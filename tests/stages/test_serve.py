@@ -173,9 +173,9 @@ def test_methods_stay_loaded_share_their_weights_and_answer_as_they_do_alone(mak
 
 def test_a_model_is_found_by_name_method_and_ratio_or_not_at_all() -> None:
     models = Models(None, Settings())
-    assert models.find("ccot") == models.default == Model("ccot", Decimal("0.3"), may_fall_back=True)
-    for name, method, ratio in (("ccot-0.3", None, None), ("ccot", "ccot", None), ("ccot", None, Decimal("0.3"))):
-        assert models.find(name, method, ratio) == Model("ccot", Decimal("0.3"))
+    assert models.find("ccot") == models.default == Model("ccot", Decimal("0.1"), may_fall_back=True)
+    for name, method, ratio in (("ccot-0.1", None, None), ("ccot", "ccot", None), ("ccot", None, Decimal("0.1"))):
+        assert models.find(name, method, ratio) == Model("ccot", Decimal("0.1"))
     assert models.find("ccot-0.3", ratio=Decimal("0.1")) == Model("ccot", Decimal("0.1"))
     assert models.find("ccot", "direct") == Model("direct", Decimal(0))
     assert {models.find(model.id) for model in models.all} == {*models.all}
