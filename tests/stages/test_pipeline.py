@@ -292,7 +292,10 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
         monkeypatch.undo()
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
     assert len(rows[0]) == len(names) + 4
-    assert rows[1] == rows[0]
+    # END of a hardly trained φ is near its threshold: rounded otherwise, one of the questions may get a token more.
+    assert [method for method, *_ in rows[1]] == [method for method, *_ in rows[0]]
+    for (_, *counts), (_, *expected) in zip(rows[1], rows[0], strict=True):
+        assert counts == pytest.approx(expected, abs=0.5)
 
 
 def test_an_interrupted_training_continues_on_another_device(
