@@ -281,7 +281,9 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
         # bfloat16 would make the last digits, which differ, count for more.
         monkeypatch.setattr(optimiser, "multiplies_bfloat16", lambda device: False)
         with nullcontext("cpu") if place == "here" else mock_device(monkeypatch) as device:
-            run = make_run(place, **FEW, **{"model.device": device, "model.dtype": "bfloat16", "train_psi.epochs": 3})
+            # Problems on which END, which is fitted on few tokens, is not so near its threshold that rounding decides.
+            settings = {"model.dtype": "bfloat16", "train_psi.epochs": 3, "data.seed": 1}
+            run = make_run(place, **FEW, **settings, **{"model.device": device})
             run.precompute()
             run.score()
             phi, psi = run.train_phi(), run.train_psi()
@@ -292,10 +294,7 @@ def test_every_method_and_control_does_on_another_device_what_it_does_on_the_cpu
         monkeypatch.undo()
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
     assert len(rows[0]) == len(names) + 4
-    # END of a hardly trained φ is near its threshold: rounded otherwise, one of the questions may get a token more.
-    assert [method for method, *_ in rows[1]] == [method for method, *_ in rows[0]]
-    for (_, *counts), (_, *expected) in zip(rows[1], rows[0], strict=True):
-        assert counts == pytest.approx(expected, abs=0.5)
+    assert rows[1] == rows[0]
 
 
 def test_an_interrupted_training_continues_on_another_device(
