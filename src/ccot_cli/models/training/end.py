@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.end import End
 from ccot_cli.tensors.probes import Logistic, fit_logistic
 
@@ -44,6 +45,11 @@ def fit_end(rule: Logistic, lower: Sequence[Tensor], last: Sequence[Tensor]) -> 
     lower_MD = torch.cat([each[:count] for each, count in zip(lower, counts, strict=True)])
     labels = [label for each, count in zip(is_end, counts, strict=True) for label in each[:count]]
     return End(rule, fit_logistic(lower_MD, torch.tensor(labels, device=lower_MD.device)))
+
+
+def fresh_end(theta: Theta) -> nn.Parameter:
+    """Return the weights of a linear END that is to learn with φ, and its bias: 1, W with W = D + 1; all are zero."""
+    return nn.Parameter(torch.zeros(1, theta.model.config.hidden_size + 1, device=theta.device))
 
 
 def end_loss(weights_1W: Tensor, last_MD: Tensor, is_last_M: Tensor) -> Tensor:

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.config import TrainPhiConfig
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.selection.gold import GoldExample
-from ccot_cli.models.training.end import end_loss, label_ends
+from ccot_cli.models.training.end import end_loss, fresh_end, label_ends
 from ccot_cli.models.training.loop import Training
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.models.training.queries import Queries
@@ -148,8 +148,7 @@ class JointTraining(Training):
         self.lengths = [len(example.query) + len(example.next_K) for example in examples]
         parameters = adapters.parameters(PHI)
         adapters.train_only(parameters)
-        theta = adapters.theta
-        self.end_1W = nn.Parameter(torch.zeros(1, theta.model.config.hidden_size + 1, device=theta.device))
+        self.end_1W = fresh_end(adapters.theta)
         parameters["end"] = self.end_1W
         self.taught_steps = config.taught_epochs * self.steps_per_epoch
         num_steps = self.taught_steps + config.epochs * self.steps_per_epoch

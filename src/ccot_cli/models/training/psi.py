@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ccot_cli.config import TrainPsiConfig
 from ccot_cli.data.batches import cut
@@ -18,7 +18,7 @@ from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import shared_parts
 from ccot_cli.models.training.contexts import Context
-from ccot_cli.models.training.end import end_loss, label_ends
+from ccot_cli.models.training.end import end_loss, fresh_end, label_ends
 from ccot_cli.models.training.examples import ExamplesByEpoch, PsiExample
 from ccot_cli.models.training.loop import Judgement, Training
 from ccot_cli.models.training.optimiser import Optimiser
@@ -115,8 +115,7 @@ class PsiTraining(Training):
         self._recomputes = config.gradient_checkpointing
         parameters = {**adapters.parameters(adapter), **context.trained}
         adapters.train_only(parameters)
-        theta = adapters.theta
-        self.end_1W = nn.Parameter(torch.zeros(1, theta.model.config.hidden_size + 1, device=theta.device))
+        self.end_1W = fresh_end(adapters.theta)
         if self._teaches_end:
             parameters["end"] = self.end_1W
         self.lengths = [len(example.query) + len(example.answer) for example in self._examples(0)]

@@ -87,7 +87,6 @@ class KeptQueries(Queries):
         self.theta, self.queries = theta, queries
         self._keys_values, last_QID = _mapped(theta, queries, path)
         self._first_QD = last_QID[:, layer].clone()
-        self._bounds = [start * STORED_DTYPE.itemsize for start in accumulate(_sizes(theta, queries)[0], initial=0)]
         with path.open("rb") as file:
             self._file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -97,9 +96,10 @@ class KeptQueries(Queries):
         Pages that are missed one by one are read many times more slowly, where the file is larger than memory.
         """
         for number in numbers:
-            start, end = self._bounds[number : number + 2]
-            start -= start % mmap.PAGESIZE
-            for piece in range(start, end, READ_AHEAD_BYTES):
+            keys_values = self._keys_values[number]
+            start = int(keys_values.storage_offset()) * STORED_DTYPE.itemsize
+            end = start + keys_values.nbytes
+            for piece in range(start - start % mmap.PAGESIZE, end, READ_AHEAD_BYTES):
                 self._file.madvise(mmap.MADV_WILLNEED, piece, min(READ_AHEAD_BYTES, end - piece))
 
     def encoded(self, numbers: Sequence[int]) -> tuple[CachedSequence, Tensor]:
