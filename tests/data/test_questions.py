@@ -59,7 +59,15 @@ def test_these_ask_for_an_amount(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Who won 3 medals?", "What is her name?", "How do I open 2 cans?", "It costs 3 dollars.", "Play 2 songs."]
+    "text",
+    [
+        "Who won 3 medals?",
+        "What is her name?",
+        "How do I open 2 cans?",
+        "It costs 3 dollars.",
+        "Play 2 songs.",
+        "What is the best phone under 300 dollars?",
+    ],
 )
 def test_these_ask_for_no_amount(text: str) -> None:
     assert not Question.read(text).asks_amount

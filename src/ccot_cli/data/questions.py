@@ -70,6 +70,8 @@ QUANTITIES = frozenset(
     " subtract sum take temperature third time total twice value weeks weigh weight width worth".split()
 )
 """What such a sentence names: an amount, or what is done to get it."""
+OPINION = re.compile(r"\b(?:what|which)(?:'s| is| are) the best\b")
+"""How a sentence asks for an opinion, whatever amounts it names."""
 CONDITION = re.compile(r"\b(?:if|when|after|who)\b")
 VERBS = frozenset("am are can could did do does had has have is might must shall should was were will would".split())
 FILLERS = frozenset(
@@ -132,7 +134,10 @@ class Question:
         return (
             self.asks_how
             or bool(SUM.search(self.lower))
-            or any(ASK.search(each) and not QUANTITIES.isdisjoint(TOKEN.findall(each)) for each in sentences)
+            or any(
+                ASK.search(each) and not OPINION.search(each) and not QUANTITIES.isdisjoint(TOKEN.findall(each))
+                for each in sentences
+            )
         )
 
     @property
