@@ -1,5 +1,6 @@
 """The script that trains θ, on several ranks."""
 
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -65,3 +66,26 @@ def test_processes_make_the_same_batches(theta: ModuleType, monkeypatch: pytest.
     assert made(0, 2) == whole
     # A training that resumes goes on within a pool.
     assert made(40, 0) == whole[40:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_a_compiled_model_learns_the_same(theta: ModuleType) -> None:
+    encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(EMBEDDED_FOLDER), Template())
+    make_pool = theta.PoolMaker(encoder, 0, theta.Phase(3, 2, 0.0), PEOPLE, [], batch_size=4)
+    batches = list(theta.make_batches(make_pool, range(3)))
+
+    def train(*, compiles: bool) -> tuple[torch.Tensor, list[tuple[float, float]]]:
+        model = theta.make_model(encoder.tokenizer, 32)
+        model.model.layers = model.model.layers[:2]
+        if compiles:
+            theta.compile_layers(model)
+        training = theta.ThetaTraining(model, 0, False, [theta.Phase(3, 2, 0.0)])
+        figures = [training.train_on(*batch) for batch in batches]
+        return parameters_to_vector(model.parameters()).detach(), figures
+
+    plain, expected = train(compiles=False)
+    compiled, figures = train(compiles=True)
+    torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-3)
+    assert figures == [pytest.approx(each, rel=1e-4) for each in expected]
