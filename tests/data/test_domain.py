@@ -99,10 +99,9 @@ def test_the_shipped_record_is_small(shipped: Domain) -> None:
     assert shipped.known.isdisjoint({"Mia", "12", "?"})
 
 
-@pytest.mark.parametrize(("split", "most"), [("validation", 0.02), ("test", 0.02), ("unseen", 0.035)])
+@pytest.mark.parametrize(("split", "most"), [("validation", 0.02), ("test", 0.01), ("unseen", 0.035)])
 def test_few_questions_of_the_generator_are_called_outside(shipped: Domain, split: Split, most: float) -> None:
-    questions = [each.question for seed in (2, 3, 4) for each in islice(generate(split, seed=seed), 1000)]
-    assert share_outside(shipped, questions) <= most
+    assert share_outside(shipped, [each.question for each in islice(generate(split, seed=2), 1000)]) <= most
 
 
 @pytest.mark.parametrize(
