@@ -12,7 +12,11 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "data"
-PAGES = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/performance.md", "docs/lab-notes.md"))
+PAGES = tuple(
+    path
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if "<!-- table: " in path.read_text(encoding="utf-8")
+)
 MARKED = re.compile(r"<!-- table: (?P<name>[\w/-]+) -->.*?<!-- end table -->", re.DOTALL)
 INTERVAL = "{:.3f} – {:.3f}"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train comparisons that need many small φ: hours on two cores. A stopped run continues. The tables of docs/results.md
+# Train comparisons that need many small φ: hours on two cores. A stopped run continues. The tables of docs/studies.md
 # were made by these commands on θ-tiny, the earlier model in the package.
 #
 #     examples/ablations.sh             # in build/ablation

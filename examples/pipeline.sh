@@ -7,9 +7,9 @@ run=${1:-ccot-example}
 export CCOT_WORKSPACE=$run
 
 ccot precompute --limit 1000
-ccot score --ratio 0.05 --ratio 0.1
-ccot train-phi --ratio 0.05 --ratio 0.1
-ccot train-psi --ratio 0.05 --ratio 0.1
+ccot score
+ccot train-phi
+ccot train-psi
 ccot train-baseline direct
 
 ccot eval --limit 200 --format json | jq -r '.rows[] | [.method, .ratio, .accuracy, .seconds_median] | @tsv'
@@ -17,4 +17,4 @@ ccot eval --limit 200 --format json | jq -r '.rows[] | [.method, .ratio, .accura
 printf '%s\n' \
   '{"id": "a", "question": "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"}' \
   '{"id": "b", "question": "Hugo has 42 stickers. Hugo uses 9 of the stickers. Hugo buys 4 more stickers. How many stickers does Hugo have?"}' |
-  ccot ask --input - --ratio 0.1 | jq -r '[.id, .answer, .contemplation_tokens] | @tsv'
+  ccot ask --input - --ratio 0.3 | jq -r '[.id, .answer, .contemplation_tokens] | @tsv'

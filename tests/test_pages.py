@@ -1,5 +1,6 @@
 """The pages say what the code says: commands, fields, tests and files by their names."""
 
+import ast
 import re
 from dataclasses import fields
 
@@ -27,6 +28,28 @@ def test_what_the_documents_point_to_is_there() -> None:
     files = set(re.findall(r"`((?:models|tensors|stages|data|cli|workspace)/[\w/]+\.py)`", text))
     assert len(files) > 20
     assert {name for name in files if not (ROOT / "src" / "ccot_cli" / name).is_file()} == set()
+
+
+def test_the_methods_and_fields_that_the_tour_names_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    classes = [
+        node
+        for path in (ROOT / "src" / "ccot_cli").rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    methods = {
+        f"{each.name}.{node.name}" for each in classes for node in each.body if isinstance(node, ast.FunctionDef)
+    }
+    methods |= {
+        f"{each.name}.{node.target.id}"
+        for each in classes
+        for node in each.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    named = set(re.findall(r"`([A-Z]\w+\.[a-z]\w+)`", page))
+    assert len(named) > 10
+    assert named - methods == set()
 
 
 def test_the_page_of_fields_has_all_that_ask_and_eval_print() -> None:

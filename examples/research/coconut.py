@@ -14,7 +14,7 @@ steps on the same problems. All weights of the model learn, as its authors train
   solve the task, and a model that never saw a chain should not.
 - words: problems of two steps, on the model in the package. It writes chains, so the first stage is already done.
 
-The results are in docs/results.md.
+The results are in docs/studies.md.
 """
 
 import copy

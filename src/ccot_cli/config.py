@@ -340,7 +340,7 @@ class DecodingConfig(Section):
 class Settings(Section):
     """All settings of `ccot.yaml`."""
 
-    ratios: tuple[SelectingRatio, ...] = Field(default=(Decimal("0.05"), Decimal("0.1")), min_length=1)
+    ratios: tuple[SelectingRatio, ...] = Field(default=(Decimal("0.3"),), min_length=1)
     """Compression ratios of a command without --ratio [r]."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)
