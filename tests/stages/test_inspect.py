@@ -1,6 +1,8 @@
 """What is seen in contemplation tokens, against plain computations of the same."""
 
+import shutil
 from decimal import Decimal
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ from conftest import MakeTheta, shaken
 from ccot_cli.config import DecodingConfig, Settings
 from ccot_cli.data.problems import Problem
 from ccot_cli.data.shards import read_records
-from ccot_cli.errors import UsageError
+from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.models.base.adapters import PHI, PSI
+from ccot_cli.models.base.theta import load_theta
 from ccot_cli.models.decoding.draft import Draft
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.decoding.phi import contemplate
@@ -18,12 +21,13 @@ from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.controls import token_states
 from ccot_cli.models.methods.method import MethodInfo
+from ccot_cli.models.selection.selector import Selector
 from ccot_cli.names import QueryUnder
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
-from ccot_cli.stages import inspect
+from ccot_cli.stages import inspect, selectors
 from ccot_cli.tensors.probes import Logistic, Probe
-from stages.runs import RATIO, MakeRun
+from stages.runs import RATIO, MakeRun, stored_problems
 
 
 def problem(number: int, results: list[int]) -> Problem:
@@ -167,3 +171,35 @@ def test_errors_are_those_of_the_report_of_training(make_run: MakeRun, monkeypat
 def test_a_ratio_without_tokens_is_refused() -> None:
     with pytest.raises(UsageError, match="no contemplation tokens"):
         inspect.run(None, override(Settings(), {}), Decimal(0), limit=1, progress=Progress())
+
+
+def test_a_selector_that_is_not_kept_is_made_as_score_made_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    # A few problems, so that it matters which ones.
+    for module in (inspect, selectors):
+        monkeypatch.setattr(module, "NUM_SCORED", 3)
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    theta = load_theta(run.settings.model)
+    train = stored_problems(run, is_validation=False)
+    kept = inspect._selector(run.workspace, theta, train, RATIO, run.settings)
+    seen, made = [], inspect._selector
+
+    def remember(*arguments: Any) -> Selector:
+        seen.append(made(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(inspect, "_selector", remember)
+    shutil.rmtree(run.workspace.root / "score")
+    inspect.run(run.workspace, run.settings, RATIO, limit=2, progress=Progress())
+    assert kept.scores_V is not None
+    assert seen[0].scores_V is not None
+    torch.testing.assert_close(seen[0].scores_V, kept.scores_V)
+    last = override(run.settings, {"score.selector": "last"})
+    assert made(run.workspace, theta, train, RATIO, last).name == "last"
+    with pytest.raises(MissingError, match="learned scorer"):
+        made(run.workspace, theta, train, RATIO, override(run.settings, {"score.selector": "learned"}))

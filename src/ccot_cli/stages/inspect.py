@@ -4,7 +4,7 @@ Dimensions: B batch, J rows of a problem with z_0, I hidden-state indices 0..L, 
 N problems, D width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ccot_cli.config import Settings
 from ccot_cli.data.arithmetic import equations_in
-from ccot_cli.data.batches import group_alike
+from ccot_cli.data.batches import cut, group_alike
 from ccot_cli.data.problems import Problem, load_training
 from ccot_cli.data.prompts import EncodedProblem
-from ccot_cli.errors import UsageError
+from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.selection.gold import STORED_DTYPE, GoldExample, following_ids, gold_states
@@ -142,10 +142,10 @@ def run(
     problems = problems_to_ask(methods, settings, limit, progress, needs_chains=True)
     fitted = short_enough(theta, load_training(methods.data).train[:MOST_FITTED])
     train = sorted(fitted, key=lambda problem: len(problem.question))
-    encoded, encoded_train = theta.encoder.problems(problems), theta.encoder.problems(train)
+    encoded = theta.encoder.problems(problems)
     method.adapters.use(None)
     batch_tokens = pass_tokens(theta, settings)
-    selector = _selector(workspace, theta, encoded_train, method.ratio, batch_tokens)
+    selector = _selector(workspace, theta, theta.encoder.problems(fitted), method.ratio, settings)
     examples, positions = _select(theta, encoded, selector, batch_tokens)
     error_IK, error_cases_K = _errors(method, examples, progress)
     states = _states(method, problems, "contemplation tokens", progress)
@@ -190,13 +190,26 @@ def run(
 
 
 def _selector(
-    workspace: Workspace | None, theta: Theta, train: list[EncodedProblem], ratio: Decimal, batch_tokens: int
+    workspace: Workspace | None, theta: Theta, train: list[EncodedProblem], ratio: Decimal, settings: Settings
 ) -> Selector:
-    """Load the selector that φ was trained with; if it is not kept, as in the package, fit the predictive one anew."""
+    """Load the selector that φ was trained with; if it is not kept, as in the package, make it anew.
+
+    Raises:
+        MissingError: if it was the learned one, and is not kept.
+    """
     if workspace is not None and (scored := workspace.artifact(SCORE, ratio_name(ratio))):
         return Selector.load(theta, scored.folder)
+    config = settings.score
+    if config.selector == "learned":
+        assert workspace is not None
+        raise MissingError(
+            f"the learned scorer of r = {ratio:f} is not kept",
+            fix=f"{workspace.command('precompute')}, then {workspace.command('score', f'--ratio={ratio:f}')}",
+        )
+    if config.selector != "predictive":
+        return Selector(config.selector, ratio, theta.encoder, seed=config.seed)
     scored_problems = train[:NUM_SCORED]
-    states = last_states(theta, scored_problems, batch_tokens=batch_tokens)
+    states = last_states(theta, scored_problems, batch_tokens=pass_tokens(theta, settings))
     return predictive_selector(theta, train, ratio, announcements(theta, scored_problems, states))
 
 
@@ -216,11 +229,6 @@ def _select(
     return [examples[number] for number in range(len(problems))], [positions[n] for n in range(len(problems))]
 
 
-def _batches(count: int) -> Iterator[range]:
-    for start in range(0, count, BATCH_SIZE):
-        yield range(start, min(start + BATCH_SIZE, count))
-
-
 @torch.no_grad()
 def _errors(
     method: CcotMethod, examples: Sequence[GoldExample], progress: Progress
@@ -230,7 +238,7 @@ def _errors(
     queries = FreshQueries(method.adapters, [example.query for example in examples], layer, reader=method.reader)
     sums, counts = list[Tensor](), list[Tensor]()
     with progress.task("φ's errors", total=len(examples), unit="problems") as advance:
-        for numbers in _batches(len(examples)):
+        for numbers in cut(range(len(examples)), BATCH_SIZE):
             rollout = generate(method.adapters, examples, queries, numbers, layer=layer)
             sums.append(rollout.errors().sum(dim=0).float().cpu().T)
             counts.append(rollout.mask_BK.sum(dim=0).cpu())
@@ -245,7 +253,7 @@ def _states(method: CcotMethod, problems: Sequence[Problem], label: str, progres
     """Generate each problem's contemplation tokens until END; return their states at every index: I, K, D."""
     found = list[Tensor]()
     with progress.task(label, total=len(problems), unit="problems") as advance:
-        for numbers in _batches(len(problems)):
+        for numbers in cut(range(len(problems)), BATCH_SIZE):
             queries = [method.theta.encoder.query(problems[number].question) for number in numbers]
             tokens = method.generate(*method.read(queries))
             # The layers above l have run already, but only l's and L's states were kept.
