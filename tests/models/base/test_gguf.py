@@ -144,7 +144,7 @@ def test_a_damaged_file_is_refused(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"bad.gguf holds no model that can be loaded") as caught:
         load_theta(ModelConfig(name=str(tmp_path / "bad.gguf")))
     assert "download the file again" in caught.value.fix
-    assert list(cache.iterdir()) == []
+    assert not cache.exists()
 
 
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
@@ -205,3 +205,20 @@ def test_an_unpacked_model_that_cannot_be_read_is_to_be_removed(cache: Path, fil
     with pytest.raises(CorruptError, match="cannot be read") as caught:
         load_theta(ModelConfig(name=str(file)))
     assert f"remove {folder}" in caught.value.fix
+
+
+def test_files_beside_it_change_nothing(cache: Path, file: Path) -> None:
+    (file.parent / "tokenizer.json").write_text("{}")
+    (file.parent / "config.json").write_text("{}")
+    assert load_theta(ModelConfig(name=str(file))).encoder.query("Mia has 3 pens.")
+
+
+def test_no_more_room_is_asked_for_than_the_weights_take(
+    cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(subject, "check_space", lambda _, needed: asked.append(needed))
+    theta = load_theta(ModelConfig(name=str(file)))
+    [weights] = cache.glob("*/*.safetensors")
+    assert asked[0] == 2 * sum(each.numel() for each in theta.model.state_dict().values())
+    assert asked[0] == pytest.approx(weights.stat().st_size, rel=0.05)

@@ -1,18 +1,24 @@
 """Weights that are damaged, or are not those of the configuration, are refused before anything is computed."""
 
 import json
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import save_tiny
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli.config import ModelConfig
-from ccot_cli.errors import CorruptError
+from ccot_cli.errors import CorruptError, UsageError
+from ccot_cli.models.base import pretrained
+from ccot_cli.models.base.adapters import PSI, Adapters
 from ccot_cli.models.base.theta import load_theta
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -83,3 +89,81 @@ def test_a_tokenizer_that_names_no_end_of_text_is_refused(folder: Path) -> None:
     with pytest.raises(CorruptError, match="names no token that ends a text") as caught:
         load_theta(ModelConfig(name=str(folder)))
     assert "eos_token" in caught.value.fix
+
+
+def test_a_folder_that_holds_an_adapter_is_refused(folder: Path) -> None:
+    # transformers would put it into the model without a word.
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+    with pytest.raises(UsageError, match="holds a LoRA adapter") as caught:
+        load_theta(ModelConfig(name=str(folder)))
+    assert "model.adapter" in caught.value.fix
+
+
+def hub_copy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Put a model into a cache of the hub, as if it had been downloaded; return its name."""
+    commit, repository = "0" * 40, tmp_path / "hub" / "models--acme--tiny"
+    shutil.copytree(folder, repository / "snapshots" / commit, ignore=lambda *_: ["hub"])
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(pretrained, "hub_answers", lambda: False)
+    return "acme/tiny"
+
+
+def test_a_model_of_the_hub_that_is_on_this_machine_asks_nobody(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object, **__: object) -> None:
+        pytest.fail("it asks the network")
+
+    expected = load_theta(ModelConfig(name=str(folder))).fingerprint()
+    name = hub_copy(folder, tmp_path, monkeypatch)
+    # The hub's library asks on its own what program calls it, whatever it is then told not to fetch.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setattr("socket.getaddrinfo", ask)
+    theta = load_theta(ModelConfig(name=name))
+    assert theta.fingerprint() == expected
+    adapters = Adapters(theta)
+    adapters.add(PSI, rank=2, alpha=2, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapters.save(PSI, tmp_path / "saved")
+        Adapters(load_theta(ModelConfig(name=name))).load(PSI, tmp_path / "saved" / PSI)
+
+
+def test_pickled_weights_of_the_hub_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    (folder / "weights.bin").write_bytes(b"pickled")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, "weights.bin")}))
+    with pytest.raises(CorruptError, match="no safetensors file beside it"):
+        load_theta(ModelConfig(name=hub_copy(folder, tmp_path, monkeypatch)))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("tokenizer.json", lambda value: value["model"].update(merges=[3])),
+        ("tokenizer.json", lambda value: value.pop("added_tokens")),
+        ("config.json", lambda value: value.update(hidden_size="abc")),
+        ("config.json", None),
+        ("tokenizer_config.json", None),
+        ("generation_config.json", lambda value: value.update(eos_token_id="two")),
+    ],
+    ids=["merges", "added tokens", "a size in words", "no config", "no settings", "an end in words"],
+)
+def test_a_damaged_file_beside_the_weights_is_refused_by_name(
+    folder: Path, name: str, damage: Callable[[dict[str, Any]], object] | None
+) -> None:
+    value = json.loads((folder / name).read_text())
+    if damage:
+        damage(value)
+    (folder / name).write_text(json.dumps(value if damage else []))
+    if name == "generation_config.json":
+        # What is no id ends no text.
+        assert load_theta(ModelConfig(name=str(folder))).encoder.ends
+        return
+    with pytest.raises(UsageError, match="holds no model that can be loaded"):
+        load_theta(ModelConfig(name=str(folder)))

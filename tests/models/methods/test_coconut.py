@@ -1,5 +1,7 @@
 """Latent thoughts, as they are used."""
 
+from dataclasses import replace
+
 import torch
 from conftest import MakeTheta, shaken
 
@@ -21,3 +23,7 @@ def test_gpt2_is_given_no_thought_beyond_its_last_position(make_theta: MakeTheta
     asked = next(text for count in range(most, 0, -1) if len(theta.encoder.query(text := "pens " * count)) <= most - 4)
     replies, _ = method.reply([asked])
     assert replies[0].num_contemplation >= 1
+    # Fewer thoughts than were asked for are a cut, whether the text came to its end or not.
+    cut = replace(method, num_thoughts=2 * most, is_done=lambda ids: True)
+    assert cut.reply(["Who?"])[0][0].is_truncated
+    assert not replace(cut, num_thoughts=2).reply(["Who?"])[0][0].is_truncated

@@ -166,7 +166,7 @@ class Adapters:
         if isinstance(config, LoraConfig) and isinstance(config.target_modules, set):
             # PEFT writes the set in an order that differs from process to process, and manifests hash the file.
             config.target_modules = sorted(config.target_modules)
-        self.peft.save_pretrained(str(folder), selected_adapters=[name])
+        self.peft.save_pretrained(str(folder), selected_adapters=[name], save_embedding_layers=False)
         for written in (folder, folder / name):  # PEFT's model card, an empty form
             (written / "README.md").unlink(missing_ok=True)
         # PEFT notes where θ lies on this machine, which is of no use elsewhere; with an adapter it is another model.
@@ -288,7 +288,7 @@ class Adapters:
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Return the adapter's tensors, named as PEFT saves them."""
-        state: dict[str, Tensor] = get_peft_model_state_dict(self.peft, adapter_name=name)
+        state: dict[str, Tensor] = get_peft_model_state_dict(self.peft, adapter_name=name, save_embedding_layers=False)
         return state
 
 

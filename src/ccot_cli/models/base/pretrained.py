@@ -23,6 +23,7 @@ from ccot_cli.errors import CcotError, CorruptError, ResourceError, UsageError
 from ccot_cli.files import expanded
 from ccot_cli.hub import hub_answers
 from ccot_cli.models.base.gguf import SUFFIX, gguf_file, unpack
+from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.names import EMBEDDED, model_name_meant
 
 EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded"
@@ -53,14 +54,20 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
     try:
         unpacked = unpack(file) if file else None
         source = unpacked or source
-        _refuse_foreign_shards(Path(source))
+        _refuse_foreign_shards(source, options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         # The report tells what does not fit; transformers itself would go on, or raise an error that names nothing.
         options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        options["adapter_kwargs"] = {"local_files_only": options["local_files_only"]}
         load: Any = partial(AutoModelForCausalLM.from_pretrained, source, **options)
         model: PreTrainedModel
         model, report = load(dtype=dtype)
         _refuse_other_tensors(config.name, report)
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise UsageError(
+                f"{config.name} holds a LoRA adapter",
+                fix="give its base model as model.name, and a folder with the adapter as model.adapter",
+            )
         if config.dtype == "auto" and model.dtype == torch.float16:
             # Gradients of states would be too small for float16. Loaded again rather than cast, because a cast would
             # round the frequencies of the positions too.
@@ -73,7 +80,11 @@ def load_pretrained(config: ModelConfig, device: torch.device) -> tuple[Any, Pre
     except SafetensorError as error:
         fix = _unpack_again(unpacked) if unpacked else _FETCH_AGAIN
         raise CorruptError(f"the weights of {config.name} cannot be read: {error}", fix=fix) from error
-    except (OSError, ValueError) as error:
+    except CcotError:
+        raise
+    except Exception as error:  # Files that are damaged, or not what their names say, may raise anything.
+        if is_out_of_memory(error):
+            raise
         raise _explain(config.name, error, unpacked) from error
     return tokenizer, model
 
@@ -93,11 +104,18 @@ def weight_files(config: ModelConfig) -> list[Path]:
     return [Path(index).with_name(name) for name in sorted(names)]
 
 
-def _refuse_foreign_shards(folder: Path) -> None:
+def _refuse_foreign_shards(source: str | Path, options: Mapping[str, Any]) -> None:
     """Refuse an index that names anything but safetensors files of its own folder: others may run code when read."""
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    if not index.is_file():
+    found = cached_file(
+        str(source),
+        SAFE_WEIGHTS_INDEX_NAME,
+        revision=options["revision"],
+        local_files_only=options["local_files_only"],
+        _raise_exceptions_for_missing_entries=False,
+    )
+    if found is None:
         return
+    index = Path(found)
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -11,7 +11,7 @@ from ccot_cli import ranks
 from ccot_cli.config import AUTO, ModelConfig
 from ccot_cli.data.prompts import Encoder, Template, chat_prompt
 from ccot_cli.errors import ResourceError, UsageError
-from ccot_cli.files import remembered_sha256
+from ccot_cli.files import expanded, remembered_sha256
 from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.models.base.merged import merge_adapter
@@ -143,7 +143,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(own_gpu if name == "cuda" else name)
         torch.zeros(1, device=device).tolist()  # A device such as `meta` computes nothing.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         first_line = str(error).splitlines()[0]
         raise UsageError(f"no device {name!r}: {first_line}", fix="--device cpu, or --device auto") from None
     return device
@@ -185,7 +185,7 @@ def load_theta(config: ModelConfig) -> Theta:
 def _ends(model: PreTrainedModel) -> list[int]:
     """Return the ids with which the model ends a text, if it names any: a chat model may have several."""
     ends = getattr(model.generation_config, "eos_token_id", None)
-    return [ends] if isinstance(ends, int) else list(ends or ())
+    return [each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)]
 
 
 def diagnose(name: str) -> list[str]:
@@ -194,7 +194,7 @@ def diagnose(name: str) -> list[str]:
     Raises:
         CcotError: if the model cannot be used; the message says why.
     """
-    theta = load_theta(ModelConfig(name=name))
+    theta = load_theta(ModelConfig(name=str(expanded(name)) if name.startswith("~") else name))
     config = theta.model.config
     num_parameters = sum(parameter.numel() for parameter in theta.model.parameters())
     return [

@@ -107,6 +107,6 @@ class ChainMethod:
             text=text,
             num_contemplation=num_thoughts + num_chain,
             num_answer=max(0, len(ids) - num_chain - len(marker)),
-            is_truncated=is_capped,
+            is_truncated=is_capped or num_thoughts < self.num_thoughts,
             confidence=confidence(self.theta, ids, chances, self.calibration),
         )
