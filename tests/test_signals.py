@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM in the middle of work."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -85,3 +86,18 @@ def test_other_threads_are_left_alone() -> None:
     thread.join()
     assert seen == [False]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_stop_with_stderr_closed_waits_for_the_block_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    catch_signals()
+    monkeypatch.setattr(sys, "stderr", None)
+    told: list[bool] = []
+
+    def work() -> None:
+        with delayed_stop() as is_stopped:
+            signal.raise_signal(signal.SIGINT)
+            told.append(is_stopped())
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert told == [True]

@@ -272,6 +272,23 @@ def check_space(path: Path, needed: int, *, fix: str = "free some space") -> Non
         )
 
 
+def reserve(path: Path, size: int) -> None:
+    """Take `size` bytes of the disk for a file that is then written to as memory: running out there would be fatal.
+
+    Raises:
+        ResourceError: if the disk is full.
+    """
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return
+    with path.open("ab") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise no_room(path, size, error) from error
+
+
 def human_bytes(count: int) -> str:
     """Format a number of bytes for people: `312 B`, `1.5 kB`, `242 GB`."""
     size, power = float(count), 0

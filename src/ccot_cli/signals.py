@@ -42,8 +42,8 @@ def delayed_stop(is_any: Callable[[bool], bool] = bool) -> Iterator[Callable[[],
 
     def hold(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        # The signal may have interrupted a print, which must not be entered twice.
-        with suppress(OSError):
+        # The signal may have interrupted a print, which must not be entered twice; stderr may be closed, or None.
+        with suppress(OSError, AttributeError):
             os.write(sys.stderr.fileno(), b"\nstopping after this step; press Ctrl-C again to stop at once\n")
 
     def is_asked() -> bool:

@@ -353,3 +353,12 @@ def test_transformers_and_peft_alone_compute_phis_first_states(
     )
     torch.testing.assert_close(torch.cat(states, dim=1), tokens.lower_BKD)
     assert (unchanged - states[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"rows": []}', '[{"method": "ccot"}]', "[1]"])
+def test_a_file_that_has_the_name_of_the_results_is_refused_by_name(
+    trained: Path, capsys: Output, content: str
+) -> None:
+    (trained / "results.json").write_text(content)
+    _, err = output(capsys, "export", "methods.zip", code=4)
+    assert "results.json does not hold the results of an import" in err

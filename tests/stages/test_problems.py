@@ -19,6 +19,9 @@ def test_without_a_workspace_they_are_the_problems_that_eval_asks() -> None:
     of_three = problems.run(None, settings, limit=9, steps=(3, 3))
     assert {problem.num_steps for problem in of_three} == {3}
     assert problems.run(None, settings, limit=3, seed=1) == load_test(settings.data, limit=3, seed=1)
+    unseen = override(settings, {"data.test_split": "unseen"}).data
+    of_two = load_test(unseen, limit=3, seed=1, steps=(2, 2))
+    assert problems.run(None, settings, "unseen", limit=3, seed=1, steps=(2, 2)) == of_two
     with pytest.raises(UsageError, match="steps"):
         problems.run(None, settings, limit=3, steps=(9, 2))
 

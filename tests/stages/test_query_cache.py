@@ -78,3 +78,16 @@ def test_all_training_shares_the_kept_queries(make_run: MakeRun) -> None:
     run.train_phi()
     assert len(list(run.workspace.cache.iterdir())) == 2
     assert not made.keys() & set(run.workspace.cache.iterdir())
+
+
+def test_what_was_kept_for_other_problems_makes_room_first(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    run.precompute()
+    source = run.workspace.require(PRECOMPUTE)
+    adapters = Adapters(load_matching_theta(run.settings, source))
+    run.workspace.cache.mkdir()
+    old = run.workspace.cache / "queries-of-others.bin"
+    old.write_bytes(b"old")
+    monkeypatch.setattr(query_cache, "free_bytes", lambda folder: 0 if old.exists() else 10**9)
+    opened = query_cache.open_queries(run.workspace, source, adapters, [[5, 6]], 2, "theta", Told())
+    assert isinstance(opened, KeptQueries)

@@ -180,3 +180,25 @@ def test_auto_is_the_layer_that_score_found_or_half_of_all(
     named.precompute()
     named.score()
     assert named.train_phi().report == result.report
+
+
+def test_states_that_a_killed_run_left_in_files_do_not_count_as_used(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(**{"train_phi.schedule": "layerwise"})
+    run.precompute()
+    run.score()
+    monkeypatch.setattr(train_phi, "fits", lambda num_bytes, device: False)
+    kill, left = train_phi.save_checkpoint, list[list[Path]]()
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_phi, "save_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.train_phi()
+    monkeypatch.setattr(train_phi, "save_checkpoint", kill)
+    monkeypatch.setattr(train_phi, "check_space", lambda folder, _: left.append([*folder.glob("resting/*")]))
+    assert [*run.workspace.root.rglob("resting/0/*")]
+    run.train_phi()
+    assert left == [[]]

@@ -215,7 +215,7 @@ def _results(workspace: Workspace, methods: Sequence[Artifact]) -> list[dict[str
     """Return the figures that evaluations of the workspace, or of where it was imported from, give of these methods."""
     found: list[dict[str, Any]] = []
     if (imported := workspace.root / RESULTS_FILE).is_file():
-        found += strict_json(imported.read_bytes())
+        found += _imported_results(imported)
     for key in workspace.finished(EVAL):
         if artifact := workspace.artifact(EVAL, key):
             artifact.check(METRICS_FILE)
@@ -230,6 +230,18 @@ def _results(workspace: Workspace, methods: Sequence[Artifact]) -> list[dict[str
             found.append({"run": key, "inputs": artifact.manifest.inputs, "data": data, **which, **kept})
     ours = [{**each, "rows": _rows(each, methods)} for each in found]
     return [each for each in ours if each["rows"]]
+
+
+def _imported_results(path: Path) -> list[dict[str, Any]]:
+    try:
+        results = strict_json(path.read_bytes())
+    except ValueError:
+        results = None
+    if not isinstance(results, list) or not all(
+        isinstance(each, dict) and {"rows", "inputs"} <= each.keys() for each in results
+    ):
+        raise CorruptError(f"{path} does not hold the results of an import", fix="move or remove it")
+    return results
 
 
 def _rows(result: Mapping[str, Any], methods: Sequence[Artifact]) -> list[dict[str, Any]]:

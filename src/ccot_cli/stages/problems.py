@@ -108,7 +108,7 @@ def run(
         settings = settings.model_copy(update={"data": recorded_data(settings, stored)})
     if split is None:
         split = "test" if (settings.data.test_source or settings.data.source) == EMBEDDED else "validation"
-    section = "eval" if split == "test" else "data"
+    section = "eval" if split in ("test", "unseen") else "data"
     options = {f"{section}.steps": steps, f"{section}.seed": seed}
     changed = override(settings, {name: value for name, value in options.items() if value is not None})
     if split in ("test", "unseen"):

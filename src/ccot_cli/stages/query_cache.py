@@ -66,12 +66,12 @@ def _filled(
     path = folder / f"{prefix}{_digest(queries)}.bin"
     needed = num_bytes(adapters.theta, queries)
     if not (path.exists() and path.stat().st_size == needed + SEAL_BYTES and is_sealed(path)):
+        for old in workspace.cached_queries():
+            if old == path or not old.name.startswith(prefix):
+                old.unlink()
         if needed > min(MOST_BYTES, MOST_OF_FREE_SPACE * free_bytes(folder)):
             return None
         folder.mkdir(exist_ok=True)
-        for old in workspace.cached_queries():
-            if not old.name.startswith(prefix):
-                old.unlink()
         with commit(path) as part, progress.task("queries under θ", total=len(queries), unit="problems") as advance:
             for count in fill_queries(adapters, queries, part, batch_tokens=adapters.theta.pass_tokens):
                 advance(count)

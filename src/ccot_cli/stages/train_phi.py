@@ -31,7 +31,7 @@ from ccot_cli.stages.inputs import building, load_examples, load_matching_theta,
 from ccot_cli.stages.query_cache import open_queries
 from ccot_cli.stages.start import attach, find_phi, start_inputs
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
-from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.build import Build, remove
 from ccot_cli.workspace.workspace import Workspace
 
 
@@ -220,6 +220,8 @@ class _Job:
         scratch_folder = ranks.first(lambda: self.build.scratch("resting"))
         needed = stored_bytes(self.theta, [*self.train, *self.validation])
         folder = None
+        # What an interrupted run left there would count as used.
+        ranks.first(lambda: remove(scratch_folder))
         if ranks.is_any(not fits(needed // ranks.size(), self.theta.device)):
             ranks.first(lambda: check_space(self.build.folder, needed))
             folder = scratch_folder / str(ranks.rank())
@@ -258,10 +260,9 @@ def _resume(adapters: Adapters, log: Path, checkpoint: Path) -> list[LayerReport
     if not ranks.first(lambda: log.exists() and checkpoint.exists()):
         return []
     saved = load_checkpoint(checkpoint)
-    # The log is written before the checkpoint, and may hold one layer more.
     num_trained = int(saved[NUM_TRAINED])
     with torch.no_grad():
         for name, parameter in adapters.named_parameters():
             if name in saved:
                 parameter.copy_(saved[name])
-    return [LayerReport(**line) for line in ranks.first(lambda: read_lines(log))[:num_trained]]
+    return [LayerReport(**line) for line in ranks.first(lambda: read_lines(log, at_least=num_trained))[:num_trained]]

@@ -52,3 +52,10 @@ def test_a_damaged_log_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "log.jsonl").write_text(f'{{"step": 1}}\n{text}\n')
     with pytest.raises(CorruptError, match=r"log\.jsonl is damaged"):
         read_lines(tmp_path / "log.jsonl")
+
+
+def test_a_log_that_lost_lines_is_refused(tmp_path: Path) -> None:
+    write_lines(tmp_path / "log.jsonl", [{"step": 1}, {"step": 2}])
+    assert len(read_lines(tmp_path / "log.jsonl", at_least=2)) == 2
+    with pytest.raises(CorruptError, match=r"log\.jsonl is damaged"):
+        read_lines(tmp_path / "log.jsonl", at_least=3)

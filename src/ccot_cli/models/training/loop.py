@@ -143,8 +143,7 @@ def train(
     lines: list[dict[str, Any]] = []
     if ranks.first(checkpoint.exists):
         optimiser.resume(checkpoint)
-        # The log is written first, so it may have more steps than the checkpoint.
-        lines = ranks.first(lambda: read_lines(log))[: optimiser.step_count]
+        lines = ranks.first(lambda: read_lines(log, at_least=optimiser.step_count))[: optimiser.step_count]
         progress.say(f"resumed after step {optimiser.step_count:,}")
     with (
         progress.task(label, total=optimiser.num_steps, unit="steps", done=optimiser.step_count) as advance,
@@ -229,13 +228,19 @@ def _writable(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines.
+def read_lines(path: Path, *, at_least: int = 0) -> list[dict[str, Any]]:
+    """Read the JSON lines of a log.
+
+    Args:
+        at_least: Lines that it must have. It may have more than its checkpoint, because it is written first.
 
     Raises:
-        CorruptError: if they are not such as `write_lines` writes.
+        CorruptError: if they are not such as `write_lines` writes, or too few.
     """
     try:
-        return [dict(strict_json(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [dict(strict_json(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, TypeError):
         raise damaged_checkpoint(path) from None
+    if len(lines) < at_least:
+        raise damaged_checkpoint(path)
+    return lines

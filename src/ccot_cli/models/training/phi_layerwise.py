@@ -29,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ccot_cli import ranks
 from ccot_cli.config import TrainPhiConfig
 from ccot_cli.data.batches import bucketed
+from ccot_cli.files import reserve
 from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.cache import CachedSequence, empty_cache
 from ccot_cli.models.base.theta import Theta
@@ -132,8 +133,9 @@ class _Batch:
         """Keep a tensor until the next layer: as it is, or in a file over the one that had this name."""
         if self._folder is None:
             return tensor
-        path = str(self._folder / f"{self._number}-{name}")
-        mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+        path = self._folder / f"{self._number}-{name}"
+        reserve(path, tensor.nbytes)
+        mapped = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
         return mapped.copy_(tensor)
 
     def _padded_gold(self, rows: slice, index: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ccot_cli.data.batches import plan_batches
+from ccot_cli.files import reserve
 from ccot_cli.models.base.adapters import Adapters
 from ccot_cli.models.base.cache import CachedSequence
 from ccot_cli.models.base.memory import in_parts
@@ -137,6 +138,7 @@ def fill_queries(adapters: Adapters, queries: Sequence[list[int]], path: Path, *
     """
     theta = adapters.theta
     path.unlink(missing_ok=True)
+    reserve(path, num_bytes(theta, queries))
     keys_values, last_QID = _mapped(theta, queries, path)
     adapters.use(None)
 
