@@ -92,8 +92,7 @@ def psi_examples(theta: Theta) -> list[PsiExample]:
 def rolled_out(adapters: Adapters, examples: list[PsiExample], *, reader: str | None = None) -> list[Tensor]:
     """Roll out φ on every example."""
     queries, counts = fresh_queries(adapters, examples, reader=reader), [example.num_tokens for example in examples]
-    rolled = dict(roll_out(adapters, queries, counts, layer=LAYER, batch_size=4))
-    return [rolled[number] for number in range(len(examples))]
+    return roll_out(adapters, queries, counts, layer=LAYER, batch_size=4)
 
 
 def psi_training(

@@ -39,8 +39,7 @@ def test_what_does_not_fit_is_done_in_smaller_parts(
             config = TrainPhiConfig(autoregressive_layer=LAYER, batch_size=9)
             judge = PhiJudge(adapters, states, states, fresh_queries(adapters, states), config)
             return [torch.tensor(judge.report().losses)]
-        inputs = dict(roll_out(adapters, queries, counts, layer=LAYER, batch_size=9))
-        rollouts = [inputs[number] for number in range(len(asked))]
+        rollouts = roll_out(adapters, queries, counts, layer=LAYER, batch_size=9)
         if work == "roll out":
             return rollouts
         lower, last = token_states(RolloutContext(adapters, queries, rollouts, LAYER), examples, batch_size=9)

@@ -5,7 +5,6 @@ problems that the method answers right: the tokens of a wrong answer do not hold
 teach to guess.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
@@ -13,10 +12,9 @@ from typing import Any
 
 from ccot_cli import ranks
 from ccot_cli.config import Settings, stage_config
-from ccot_cli.data.batches import bucketed
 from ccot_cli.data.problems import LoadedProblems, Problem, load_training
 from ccot_cli.models.base.adapters import DECODER, Adapters
-from ccot_cli.models.base.memory import shared_parts
+from ccot_cli.models.base.memory import by_number
 from ccot_cli.models.decoding.explanation import KeptTokens, opening, results_line, told_to_write
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.loading import load_method
@@ -182,19 +180,13 @@ def _lessons(
     encoded_results = encoder.problems(
         [replace(each, chain=line) for each, line in zip(problems, results, strict=True)]
     )
-    lengths = [len(each.query) for each in encoded]
-    batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    found: dict[int, KeptTokens] = {}
 
-    def run(batch: Sequence[int]) -> list[tuple[int, KeptTokens]]:
+    def run(batch: Sequence[int]) -> list[KeptTokens]:
         kept = method.kept_tokens([encoded[number].query for number in batch])
-        stored = (each._replace(states=each.states.to("cpu", STORED_DTYPE)) for each in kept)
-        return list(zip(batch, stored, strict=True))
+        return [each._replace(states=each.states.to("cpu", STORED_DTYPE)) for each in kept]
 
     with progress.task("contemplation tokens", total=len(problems), unit="problems") as advance:
-        for part in shared_parts(batches, run):
-            found.update(part)
-            advance(len(part))
+        found = by_number([len(each.query) for each in encoded], run, batch_size=batch_size, advance=advance)
     end, most = encoder.tokenizer.eos_token_id, theta.blocks.num_positions
     lessons = list[tuple[PsiExample, KeptTokens]]()
     for number, (each, result) in enumerate(zip(encoded, encoded_results, strict=True)):

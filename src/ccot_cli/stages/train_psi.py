@@ -182,15 +182,11 @@ class _Job:
 
     def _roll_out(self, queries: Queries, examples: list[PsiExample]) -> Rollouts:
         """Generate the contemplation tokens of these examples: inputs K, D by problem."""
-        rollouts = {}
         counts = [each.num_tokens for each in examples]
         with self.progress.task("contemplation tokens", total=len(examples), unit="problems") as advance:
-            for number, inputs_KD in roll_out(
-                self.adapters, queries, counts, layer=self.layer, batch_size=self._forward_size
-            ):
-                rollouts[number] = inputs_KD
-                advance()
-        return [rollouts[number] for number in range(len(examples))]
+            return roll_out(
+                self.adapters, queries, counts, layer=self.layer, batch_size=self._forward_size, advance=advance
+            )
 
     @property
     def _forward_size(self) -> int:

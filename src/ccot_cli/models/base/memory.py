@@ -1,6 +1,7 @@
 """Available memory, and how to do work in smaller parts if it does not suffice."""
 
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from ccot_cli import ranks
+from ccot_cli.data.batches import bucketed
 from ccot_cli.errors import ResourceError
 
 Item = TypeVar("Item")
@@ -44,6 +46,31 @@ def shared_parts(batches: Sequence[Sequence[Item]], run: Callable[[Sequence[Item
     """
     for parts in ranks.share(batches, lambda batch: [*in_parts(batch, run)]):
         yield from parts
+
+
+def by_number(
+    lengths: Sequence[int],
+    run: Callable[[Sequence[int]], Sequence[Result]],
+    *,
+    batch_size: int,
+    advance: Callable[[int], object] = lambda count: None,
+) -> list[Result]:
+    """Run all items in batches of similar length, dealt out as `shared_parts` does; return the results by item.
+
+    Args:
+        lengths: Of every item.
+        run: Takes the numbers of a batch's items, and returns a result for each.
+        advance: Called with the number of items that are done.
+
+    Raises:
+        ResourceError: if a single item does not fit.
+    """
+    found: dict[int, Result] = {}
+    batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
+    for numbered in shared_parts(batches, lambda batch: [*zip(batch, run(batch), strict=True)]):
+        found.update(numbered)
+        advance(len(numbered))
+    return [found[number] for number in range(len(lengths))]
 
 
 def _attempt(items: Sequence[Item], run: Callable[[Sequence[Item]], Result]) -> Result | None:

@@ -7,19 +7,17 @@ of the contemplation tokens are constants. They are rolled out once, and each tr
 Dimensions: B batch, K contemplation tokens, D width.
 """
 
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ccot_cli.data.batches import bucketed
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
 from ccot_cli.models.base.cache import CachedSequence
-from ccot_cli.models.base.memory import shared_parts
+from ccot_cli.models.base.memory import by_number
 from ccot_cli.models.decoding.explanation import KeptTokens, append_told, hidden_columns
 from ccot_cli.models.decoding.phi import contemplate, replay
 from ccot_cli.models.decoding.query import read_query
@@ -34,30 +32,34 @@ Rollouts = list[Tensor]
 
 @torch.no_grad()
 def roll_out(
-    adapters: Adapters, queries: Queries, num_tokens: Sequence[int], *, layer: int, batch_size: int
-) -> Iterator[tuple[int, Tensor]]:
-    """Generate every problem's contemplation tokens with φ; yield its number and what the tokens were fed (K, D).
+    adapters: Adapters,
+    queries: Queries,
+    num_tokens: Sequence[int],
+    *,
+    layer: int,
+    batch_size: int,
+    advance: Callable[[int], object] = lambda count: None,
+) -> Rollouts:
+    """Generate every problem's contemplation tokens with φ; return what they were fed.
 
     Args:
         num_tokens: K of every problem.
         layer: Autoregressive layer l.
         batch_size: Problems in one rollout; fewer if memory does not suffice.
+        advance: Called with the number of problems that are done.
 
     Raises:
         ResourceError: if a single problem does not fit into memory.
     """
-    lengths = [len(query) for query in queries.queries]
 
-    def run(batch: Sequence[int]) -> list[tuple[int, Tensor]]:
+    def run(batch: Sequence[int]) -> list[Tensor]:
         counts = torch.tensor([num_tokens[number] for number in batch])
         sequence, first_BD = queries.encoded(batch)
         tokens = contemplate(adapters, sequence, first_BD, layer=layer, max_tokens=counts)
         # Copies, because views would keep the whole batch in memory.
-        return [(number, tokens.inputs_BKD[row, : num_tokens[number]].clone()) for row, number in enumerate(batch)]
+        return [tokens.inputs_BKD[row, : num_tokens[number]].clone() for row, number in enumerate(batch)]
 
-    batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    for rollouts in shared_parts(batches, run):
-        yield from rollouts
+    return by_number([*map(len, queries.queries)], run, batch_size=batch_size, advance=advance)
 
 
 @dataclass(frozen=True)
@@ -193,18 +195,15 @@ def token_states(
         ResourceError: if a single problem does not fit into memory.
     """
 
-    def run(numbers: Sequence[int]) -> list[tuple[int, tuple[Tensor, Tensor]]]:
+    def run(numbers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         batch = [examples[number] for number in numbers]
         prefix = context.read(numbers, batch)
         assert prefix.lower_BKD is not None
         assert prefix.last_BKD is not None
         return [
-            (number, (lower_KD[: each.num_tokens].clone(), last_KD[: each.num_tokens].clone()))
-            for number, lower_KD, last_KD, each in zip(numbers, prefix.lower_BKD, prefix.last_BKD, batch, strict=True)
+            (lower_KD[: each.num_tokens].clone(), last_KD[: each.num_tokens].clone())
+            for lower_KD, last_KD, each in zip(prefix.lower_BKD, prefix.last_BKD, batch, strict=True)
         ]
 
-    lengths = [len(query) for query in context.queries.queries]
-    batches = bucketed(lengths, batch_size=batch_size, shuffler=random.Random(0))
-    states = dict(numbered for part in shared_parts(batches, run) for numbered in part)
-    lower, last = zip(*(states[number] for number in range(len(examples))), strict=True)
-    return [*lower], [*last]
+    states = by_number([*map(len, context.queries.queries)], run, batch_size=batch_size)
+    return [lower_KD for lower_KD, _ in states], [last_KD for _, last_KD in states]
