@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from ccot_cli.errors import ResourceError
+from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.files import (
     absolute,
     check_space,
@@ -19,10 +21,13 @@ from ccot_cli.files import (
     human_bytes,
     is_sealed,
     naming_what_does_not_fit,
+    refuse_existing,
     remembered_sha256,
+    reserve,
     seal,
     sha256_of,
     strict_json,
+    user_cache,
     write_json,
 )
 
@@ -252,3 +257,26 @@ def test_a_librarys_error_about_a_full_disk_names_the_folder_and_what_was_writte
         raise error
     with pytest.raises(KeyError), naming_what_does_not_fit(tmp_path):
         raise KeyError
+
+
+def test_without_a_home_folder_the_cache_is_among_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert user_cache() == Path(tempfile.gettempdir()) / "ccot"
+
+
+def test_a_new_file_is_refused_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refuse_existing(tmp_path / "new" / "deeper")
+    with pytest.raises(UsageError, match="nothing can be written in"):
+        refuse_existing(tmp_path / "file" / "new")
+
+
+def test_reserved_space_is_there_and_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve(tmp_path / "file", 100_000)
+    assert (tmp_path / "file").stat().st_size == 100_000
+    monkeypatch.setattr(
+        "os.posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), raising=False
+    )
+    with pytest.raises(ResourceError, match="no room for"):
+        reserve(tmp_path / "other", 100_000)

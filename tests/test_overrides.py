@@ -13,7 +13,7 @@ from ccot_cli.overrides import override
 def test_override_changes_what_it_names_and_nothing_else() -> None:
     changed = override(Settings(), {"data.limit": 64, "ratios": ["0.2"], "model.name": "x"})
     assert (changed.data.limit, changed.ratios, changed.model.name) == (64, (Decimal("0.2"),), "x")
-    assert override(changed, {"data.limit": 4000, "ratios": (0.05, 0.1), "model.name": "embedded"}) == Settings()
+    assert override(changed, {"data.limit": 4000, "ratios": (0.3,), "model.name": "embedded"}) == Settings()
 
 
 def test_a_ratio_to_start_from_may_be_a_number() -> None:
@@ -52,6 +52,12 @@ def test_a_ratio_to_start_from_may_be_a_number() -> None:
         ("train_phi.learning_rate", "fast", "train_phi.learning_rate: a number is needed (got 'fast')"),
         ("train_phi.optimiser", "sgd", "train_phi.optimiser: 'adamw' or 'muon' is needed (got 'sgd')"),
         ("data.steps", 3, "data.steps: a list is needed (got 3)"),
+        ("data.steps", [3], "data.steps: more values are needed (got [3])"),
+        (
+            "train_phi.autoregressive_layer",
+            "half",
+            "train_phi.autoregressive_layer: a whole number or 'auto' is needed (got 'half')",
+        ),
         ("ratios", [], "ratios: more values are needed (got [])"),
         ("eval", 3, "eval: settings are needed, each as name: value (got 3)"),
         ("model.prompt", "Q:", "model.prompt: a prompt must hold {question} once, or be auto"),

@@ -83,13 +83,16 @@ def commit_folder(folder: Path) -> Iterator[Path]:
 
 
 def refuse_existing(path: Path, *, fix: str = "name another one, or remove it") -> None:
-    """Refuse to write where something is.
+    """Refuse to write where something is, or where nothing can be written.
 
     Raises:
-        UsageError: if the file or folder exists, or a link of that name.
+        UsageError: if the file or folder exists, or a link of that name, or its folder is none or somebody else's.
     """
     if os.path.lexists(path):
         raise UsageError(f"{path} exists already", fix=fix)
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"nothing can be written in {folder}", fix="choose a folder of your own")
 
 
 @contextmanager
@@ -171,7 +174,9 @@ def sha256_of(path: Path) -> str:
 
 def user_cache() -> Path:
     """Return the folder for what is kept between commands and may be deleted at any time; it need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ccot"
+    with suppress(RuntimeError):  # There is no home folder.
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ccot"
+    return Path(tempfile.gettempdir()) / "ccot"
 
 
 def remembered_sha256(path: Path) -> str:

@@ -57,12 +57,23 @@ def refusal(error: ValidationError, *, where: str = "") -> UsageError:
     Args:
         where: Put before the message, for example `ccot.yaml, line 3: `.
     """
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or "settings"
+    errors = error.errors()
+    first = errors[0]
     if first["type"] == "extra_forbidden":
-        return _unknown(name, where=where)
+        return _unknown(".".join(map(str, first["loc"])), where=where)
+    name = _setting_of(first)
     got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r:.80})"  # A dict is a whole section.
-    return UsageError(f"{where}{name}: {_in_plain_words(first)}{got}", fix=_fix_for(first["loc"]))
+    # A value that may be of several kinds has an error for each.
+    reasons = dict.fromkeys(_in_plain_words(each) for each in errors if _setting_of(each) == name)
+    *others, last = reasons
+    said = " or ".join([*(each.removesuffix(" is needed") for each in others), last])
+    return UsageError(f"{where}{name or 'settings'}: {said}{got}", fix=_fix_for(name))
+
+
+def _setting_of(error: ErrorDetails) -> str:
+    """Return the name of the setting that was refused, without its parts, or the kinds that it may have."""
+    names, parts = {*_setting_names()}, [str(part) for part in error["loc"]]
+    return next((name for end in range(len(parts), 0, -1) if (name := ".".join(parts[:end])) in names), "")
 
 
 def _unknown(name: str, *, where: str = "") -> UsageError:
@@ -109,14 +120,13 @@ def _in_plain_words(error: ErrorDetails) -> str:
     return _KINDS.get(error["type"].partition("_")[0], f"{reason[:1].lower()}{reason[1:]}")
 
 
-def _fix_for(location: tuple[int | str, ...]) -> str:
+def _fix_for(name: str) -> str:
     """Say what a setting is by default, or what settings a section has."""
     value: object = Settings().model_dump(mode="json")
-    path = [str(part) for part in location if isinstance(part, str)]
-    for part in path:
+    for part in filter(None, name.split(".")):
         value = value.get(part) if isinstance(value, dict) else None
     if isinstance(value, dict):
-        return f"{'.'.join(path)} has {', '.join(value)}" if path else f"there are {', '.join(value)}"
+        return f"{name} has {', '.join(value)}" if name else f"there are {', '.join(value)}"
     return f"the default is {json.dumps(value, ensure_ascii=False)}"
 
 

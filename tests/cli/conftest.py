@@ -23,8 +23,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def workspace() -> Workspace:
-    """A new workspace in it."""
-    return Workspace.create(Path("my-run"), EMBEDDED)
+    """A new workspace in it, with two ratios."""
+    return Workspace.create(Path("my-run"), EMBEDDED, {"ratios": [0.05, 0.1]})
 
 
 @pytest.fixture(scope="session")

@@ -446,3 +446,29 @@ def test_explain_of_several_questions_is_for_json(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{QUESTION}\n{QUESTION}\n".encode())))
     _, err = output(capsys, "ask", "--explain", code=2)
     assert "--explain of several questions" in err
+
+
+def test_json_lines_are_not_answered_as_if_they_were_questions(
+    trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"question": QUESTION})
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{line}\n{line}\n".encode())))
+    out, err = output(capsys, "ask", code=2)
+    assert out == ""
+    assert "ccot ask --input -" in err
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_question(
+    trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def remember(self: Asker, questions: Sequence[str]) -> list[AskResult]:
+        asked.extend(questions)
+        return answer(self, questions)
+
+    answer = Asker.answer
+    monkeypatch.setattr(Asker, "answer", remember)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{QUESTION}\n".encode("utf-8-sig"))))
+    output(capsys, "ask")
+    assert asked == [QUESTION]

@@ -80,7 +80,7 @@ class TestOptions:
         self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CCOT_WORKSPACE", "my-run")
-        assert resolve(None, {}) == (workspace, Settings(), ())
+        assert resolve(None, {}) == (workspace, workspace.settings, ())
 
 
 @pytest.mark.parametrize("ratio", ["0", "1", "1.5", "-0.1", "nan", "much"])
@@ -123,8 +123,21 @@ def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
     assert Workspace.open(here).command_for("precompute", None) == "ccot precompute --limit 5"
 
 
-def test_a_tag_without_a_value_is_text() -> None:
-    assert read_set("model.name=!!int") == ("model.name", "!!int")
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("!!int", "!!int"),
+        ("Solve {question} ### A: ", "Solve {question} ### A: "),
+        (" Answer", " Answer"),
+        ("####", "####"),
+        ("'####'", "####"),
+        ("null", None),
+        ("", None),
+        ("0.1", 0.1),
+    ],
+)
+def test_text_is_taken_as_it_is(text: str, value: object) -> None:
+    assert read_set(f"model.prompt={text}") == ("model.prompt", value)
 
 
 def test_values_to_vary_are_read_as_yaml_and_paths_belong_to_the_current_folder(folder: Path) -> None:

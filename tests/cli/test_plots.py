@@ -121,10 +121,12 @@ def test_a_sweep_is_drawn_with_a_colour_for_each_choice(tmp_path: Path) -> None:
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "folder.svg").mkdir()
     for path, fix in (
         (tmp_path / "f.gif", f"--plot {tmp_path / 'f.svg'}"),
         (tmp_path / "nowhere" / "f.png", f"mkdir {tmp_path / 'nowhere'}"),
         (Path(), "--plot plot.svg"),
+        (tmp_path / "folder.svg", f"--plot {tmp_path / 'folder.svg' / 'plot.svg'}"),
     ):
         with pytest.raises(UsageError) as caught:
             check_plot(path)

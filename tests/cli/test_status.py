@@ -29,6 +29,15 @@ class TestStatus:
         assert app.run(["status", "-w", "my-run"]) == 0
         assert capsys.readouterr().out.startswith("my-run · tiny · mine.jsonl\n")
 
+    def test_test_problems_that_were_named_before_do_not_matter(self, workspace: Workspace, capsys: Output) -> None:
+        changed = override(workspace.settings, {"data.test_split": "unseen"})
+        with workspace.building(
+            ArtifactSpec("precompute", None, stage_config(changed, "precompute"), {}, ("data.test_split",))
+        ):
+            pass
+        assert app.run(["status", "-w", "my-run"]) == 0
+        assert capsys.readouterr().out.startswith("my-run · embedded · embedded\n")
+
     def test_a_new_workspace_has_everything_to_do(self, workspace: Workspace, capsys: Output) -> None:
         assert app.run(["status", "-w", "my-run"]) == 0
         assert capsys.readouterr().out.splitlines() == [
@@ -87,7 +96,7 @@ class TestStatus:
         finish(workspace, "precompute", num_shards=1094, seconds=3.0, was_ready=False, layers=None)
         finish(workspace, "score", "r0.30", loss=0.12345, selector="even", ceiling=7)
         (workspace.root / "ccot.yaml").write_text(
-            "score: {selector: even}\ndata: {source: openai/gsm8k, subset: main}\n"
+            "ratios: [0.05, 0.1]\nscore: {selector: even}\ndata: {source: openai/gsm8k, subset: main}\n"
         )
         assert app.run(["status", "-w", "my-run"]) == 0
         lines = [re.sub(r"\s+\S*\d\d:\d\d ", " TIME ", line) for line in capsys.readouterr().out.splitlines()]

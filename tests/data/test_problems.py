@@ -193,6 +193,8 @@ def test_embedded_problems_have_a_second_test_split() -> None:
     assert [len(each) for each in (loaded.train, loaded.validation, test, unseen)] == [5] * 4
     assert (test[0].id, unseen[0].id) == ("test-0-0", "unseen-0-0")
     assert len({problem.question for problem in [*loaded.train, *loaded.validation, *test, *unseen]}) == 20
+    with pytest.raises(UsageError, match="no split 'unsen'"):
+        load_test(config.model_copy(update={"test_split": "unsen"}), limit=5, seed=0)
 
 
 def test_embedded_problems_may_have_small_numbers_alone() -> None:

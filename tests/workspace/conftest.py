@@ -11,7 +11,7 @@ from ccot_cli.workspace.workspace import Workspace
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A new workspace, named from the folder around it."""
     monkeypatch.chdir(tmp_path)
-    return Workspace.create(Path("my-run"), "embedded")
+    return Workspace.create(Path("my-run"), "embedded", {"ratios": [0.05, 0.1]})
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from ccot_cli.errors import BusyError, UsageError
+from ccot_cli.workspace.lock import describe_builder
 from ccot_cli.workspace.workspace import State, Workspace
 from workspace.making import asked, interrupt, make
 
@@ -128,3 +129,12 @@ def test_reading_writes_nothing(workspace: Workspace) -> None:
     assert workspace.state("precompute").name == "ready"
     assert workspace.keys("score") == []
     assert snapshot() == before
+
+
+def test_a_process_of_another_user_is_one_that_runs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = {"pid": 1, "host": socket.gethostname(), "command": "ccot precompute", "since": "now"}
+    (workspace.root / ".lock.json").write_text(json.dumps(holder))
+    monkeypatch.setattr("os.kill", Mock(side_effect=PermissionError))
+    assert describe_builder(workspace.root, "precompute") == "by process 1 since now"
+    monkeypatch.setattr("os.kill", Mock(side_effect=ProcessLookupError))
+    assert describe_builder(workspace.root, "precompute") == ""

@@ -16,7 +16,8 @@ from workspace.making import asked, edit_manifest, make
 
 
 class TestFinding:
-    def test_a_new_workspace_holds_the_presets_settings(self, workspace: Workspace) -> None:
+    def test_a_new_workspace_holds_the_presets_settings(self, tmp_path: Path) -> None:
+        workspace = Workspace.create(tmp_path / "new", "embedded")
         assert (workspace.root / "ccot.yaml").read_text(encoding="utf-8") == preset_text("embedded")
         assert workspace.settings == Settings()
 
@@ -163,6 +164,24 @@ class TestState:
         other = override(moved.settings, {"data.source": "/elsewhere/other.jsonl"})
         assert moved.state("precompute", settings=other).name == "stale"
 
+    def test_another_file_of_the_same_name_makes_it_stale_and_a_copy_does_not(
+        self, workspace: Workspace, tmp_path: Path
+    ) -> None:
+        settings = {}
+        for name, text in (("one", "first"), ("copy", "first"), ("other", "second")):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "train.jsonl").write_text(text)
+            source = str(tmp_path / name / "train.jsonl")
+            settings[name] = override(workspace.settings, {"data.source": source})
+        make(workspace, settings=settings["one"])
+        states = {name: workspace.state("precompute", settings=each).name for name, each in settings.items()}
+        assert states == {"one": "ready", "copy": "ready", "other": "stale"}
+
+    def test_a_model_of_another_owner_on_the_hub_makes_it_stale(self, workspace: Workspace) -> None:
+        make(workspace, settings=override(workspace.settings, {"model.name": "one/llama"}))
+        other = override(workspace.settings, {"model.name": "other/llama"})
+        assert workspace.state("precompute", settings=other).name == "stale"
+
     @pytest.mark.parametrize(("stage", "name"), [("train-phi", "score"), ("eval", "score/r0.10")])
     def test_an_input_made_again_makes_it_stale(self, workspace: Workspace, stage: str, name: str) -> None:
         score = make(workspace, "score", "r0.10")
@@ -206,6 +225,11 @@ class TestCommands:
         make(replace(workspace, typed=("train-psi", *options)), "train-psi", "r0.10")
         expected = f"--start {tmp_path}/psi --data={tmp_path}/data.jsonl --set data.source={tmp_path}/data.jsonl"
         assert workspace.command_for("train-psi", "r0.10") == f"ccot train-psi {expected} --set data.limit=3 -w my-run"
+        # A folder that happens to be called "embedded" does not hide the model or data of that name.
+        (tmp_path / "embedded").mkdir()
+        make(replace(workspace, typed=("precompute", "-wmy-run", "--model", "embedded", "--data=embedded")))
+        expected = "ccot precompute --model embedded --data=embedded -w my-run"
+        assert workspace.command_for("precompute", None) == expected
         # `demo` types its commands itself.
         make(replace(workspace, typed=("demo", "my-run")), "score", "r0.10")
         assert workspace.command_for("score", "r0.10") == "ccot score --ratio 0.1 -w my-run"

@@ -119,7 +119,8 @@ def main(signals: list[int]) -> int:
         signals: Holds the number of the signal that stopped the program, if one did.
     """
     arguments = sys.argv[1:]
-    command_line.set(tuple(arguments))
+    # Manifests and the lock have it, as text: bytes of a path that are not UTF-8 are escaped.
+    command_line.set(tuple(os.fsencode(each).decode("utf-8", errors="backslashreplace") for each in arguments))
     _adapt_to_terminal()
     if ranks.rank() > 0:
         _be_silent()
@@ -164,6 +165,8 @@ def _show_error(error: Exception, arguments: list[str]) -> int:
         message, fix, code = error.message, error.fix, error.exit_code
     elif isinstance(error, typer.TyperException):
         message, fix, code = error.format_message(), _usage_fix(error), error.exit_code
+    elif isinstance(error, FileNotFoundError) and error.filename is None:
+        message, fix, code = "the current folder is gone", "cd to one that is there", UsageError.exit_code
     elif isinstance(error, OSError) and error.errno in _REFUSALS:
         code, fix = _REFUSALS[error.errno]
         message = ": ".join(filter(None, (error.filename, (error.strerror or "").lower())))

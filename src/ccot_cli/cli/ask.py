@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, TypeAlias
@@ -364,13 +365,15 @@ def _read_questions(question: str | None) -> list[Line]:
     if question is None and sys.stdin.isatty():
         raise UsageError("there is no question", fix='ccot ask "How many ...?", or pipe one in')
     typed = None if question == STDIN else question
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace") if typed is None else _as_text(typed)
+    text = sys.stdin.buffer.read().decode("utf-8-sig", errors="replace") if typed is None else _as_text(typed)
     if not text.strip():
         raise UsageError("the question is empty", fix='ccot ask "Mia has 12 pens. ... How many pens does Mia have?"')
     if typed is not None:
         return [(1, text.encode())]
     # Not `splitlines`, which also splits at characters such as U+2028 that a question may hold.
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if any(_is_json_question(line) for _, line in lines):
+        raise UsageError("stdin has JSON lines", fix="ccot ask --input -")
     others = [number for number, line in lines if not (line.endswith("?") or Question(line).asks_amount)]
     if len(lines) > 1 and others:
         raise UsageError(
@@ -378,6 +381,12 @@ def _read_questions(question: str | None) -> list[Line]:
             fix='one question a line; one of several lines in quotes: ccot ask "..."; JSON lines: --input -',
         )
     return [(number, line.encode()) for number, line in lines]
+
+
+def _is_json_question(line: str) -> bool:
+    with suppress(ValueError, RecursionError):
+        return line.startswith("{") and "question" in strict_json(line)
+    return False
 
 
 def _as_text(argument: str) -> str:

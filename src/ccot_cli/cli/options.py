@@ -345,7 +345,7 @@ def read_vary(text: str) -> tuple[str, list[object]]:
         raise UsageError(
             f"--vary {text} is no setting of a section with values", fix="--vary train_phi.learning_rate=0.005,0.01"
         )
-    changes = [with_absolute_paths({name: _read_value(value)}, Path.cwd()) for value in values]
+    changes = [with_absolute_paths({name: _read_value(value.strip())}, Path.cwd()) for value in values]
     return name, [change[name] for change in changes]
 
 
@@ -357,8 +357,10 @@ def _read_value(text: str) -> object:
     except (yaml.YAMLError, ValueError, LookupError, TypeError, RecursionError):
         # Also for a tag that its value does not fit, such as `!!int`: the text is then refused like any other.
         read = text
-    # No setting is a mapping, so `Q: {question}` is text.
-    return text if isinstance(read, dict) else read
+    # No setting is a mapping, so `Q: {question}` is text. Text without quotes is taken as it is: YAML would end it at a
+    # `#`, and drop spaces around it.
+    is_text = isinstance(read, dict) or (isinstance(read, str) and not text.lstrip().startswith(('"', "'", "|", ">")))
+    return text if is_text or (read is None and text.strip() not in ("", "null", "~")) else read
 
 
 def announce_unpacking(model: str) -> bool:

@@ -68,6 +68,8 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"{path} is neither .png nor .svg", fix=f"--plot {better}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the plot", fix=f"mkdir {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", fix=f"--plot {path / 'plot.svg'}")
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise UsageError(f"{path} cannot be written", fix="--plot with a folder of your own")
     require_matplotlib()

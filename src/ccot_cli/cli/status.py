@@ -142,8 +142,9 @@ def _origin(workspace: "Workspace") -> tuple[dict[str, Any], dict[str, Any]]:
     with suppress(CorruptError):
         if states := workspace.artifact("precompute"):
             for section, _, name in (each.partition(".") for each in states.manifest.overrides):
-                if section in origin:
-                    origin[section][name] = states.manifest.config[section].get(name)
+                # `precompute` does not record what the test problems are.
+                if section in origin and name in (recorded := states.manifest.config[section]):
+                    origin[section][name] = recorded[name]
     return origin["model"], origin["data"]
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 
 from ccot_cli.config import DataConfig
 from ccot_cli.data.rows import DataRow, names_file, read_rows
-from ccot_cli.data.word_problems import Split, generate
+from ccot_cli.data.word_problems import SPLITS, Split, generate
 from ccot_cli.errors import UsageError
 from ccot_cli.names import EMBEDDED, ChainName
 
@@ -145,7 +145,12 @@ def load_test(
     """
     source = config.test_source or config.source
     if source == EMBEDDED:
-        split: Split = "unseen" if config.test_split == "unseen" else "test"
+        split = next((each for each in SPLITS if each == config.test_split), None)
+        if split is None:
+            raise UsageError(
+                f"the embedded problems have no split {config.test_split!r}",
+                fix=f"set data.test_split to one of: {', '.join(SPLITS)}",
+            )
         return _generate(config, split, limit or NUM_TEST, seed=seed, steps=steps or config.steps)
     if lacks_test(config):
         raise UsageError(

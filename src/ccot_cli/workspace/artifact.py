@@ -300,19 +300,28 @@ def read_manifest(path: Path, text: bytes) -> Manifest:
 
 
 def has_moved(then: str | None, now: str | None) -> bool:
-    """Tell whether two paths may be one file or folder that was moved, because they have the same last part.
+    """Tell whether a file or folder may have moved to another path, or have been copied there.
 
-    Whether the contents are the same is decided by fingerprints among the inputs.
+    It has the same last part, and what it was is gone, or has the same size. A name on the hub does not move. Whether
+    the contents are the same is decided by fingerprints among the inputs.
     """
-    return then is not None and now is not None and Path(then).name == Path(now).name
+    if then is None or now is None or Path(then).name != Path(now).name:
+        return False
+    if not Path(then).is_absolute():
+        return Path(then).name == then  # An archive has only the last part.
+    return not Path(then).exists() or _sizes(Path(then)) == _sizes(Path(now))
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Return the sizes of a file, or of the files of a folder, by their names."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return {each.name: each.stat().st_size for each in files if each.is_file()}
 
 
 def found_again(then: str | None, now: str | None) -> str | None:
     """Return the path that a manifest records, or the present one, if what lay there has moved to it since."""
-    if then is None or now is None:
-        return then
-    is_still_there = Path(then).is_absolute() and Path(then).exists()  # A relative one comes from an archive.
-    return now if has_moved(then, now) and Path(now).exists() and not is_still_there else then
+    is_still_there = then is not None and Path(then).is_absolute() and Path(then).exists()
+    return now if now and has_moved(then, now) and Path(now).exists() and not is_still_there else then
 
 
 def differing_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

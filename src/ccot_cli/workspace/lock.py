@@ -52,7 +52,8 @@ def describe_builder(root: Path, stage: str) -> str:
     """Describe the running process that is making artifacts of a stage; return "" if none is known."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         holder = json.loads((root / HOLDER_FILE).read_bytes())
-        os.kill(holder["pid"], 0)  # Raises if the process has ended.
+        with suppress(PermissionError):  # It is another user's.
+            os.kill(holder["pid"], 0)  # Raises if the process has ended.
         is_here = holder["host"] == socket.gethostname()
         if is_here and {stage, "sweep", "demo"} & set(shlex.split(holder["command"])):
             return f"by process {holder['pid']} since {holder['since']}"

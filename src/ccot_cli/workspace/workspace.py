@@ -21,7 +21,15 @@ from typing import Literal, NamedTuple, Self, get_args
 from ccot_cli.config import PATH_SETTINGS, Settings, stage_config
 from ccot_cli.errors import BusyError, CorruptError, MissingError, UsageError
 from ccot_cli.files import absolute, commit, naming_what_does_not_fit
-from ccot_cli.names import ENVIRONMENT_VARIABLE, KEYED_STAGES, PRECOMPUTE, SETTINGS_FILE, STAGES, BaselineName
+from ccot_cli.names import (
+    ENVIRONMENT_VARIABLE,
+    KEYED_STAGES,
+    MODELS,
+    PRECOMPUTE,
+    SETTINGS_FILE,
+    STAGES,
+    BaselineName,
+)
 from ccot_cli.presets import preset_text
 from ccot_cli.settings_file import load_settings
 from ccot_cli.workspace.artifact import (
@@ -463,11 +471,12 @@ def _repeatable(typed: tuple[str, ...]) -> tuple[str, ...]:
     previous = ""
     for word in typed:
         name, equals, value = word.partition("=")
-        if previous in _PATH_OPTIONS and Path(word).exists():
+        if previous in _PATH_OPTIONS and word not in MODELS and Path(word).exists():
             word = str(absolute(Path(word)))
-        elif equals and name in (*_PATH_OPTIONS, *PATH_SETTINGS) and Path(value).exists():
+        elif equals and name in (*_PATH_OPTIONS, *PATH_SETTINGS) and value not in MODELS and Path(value).exists():
             word = f"{name}={absolute(Path(value))}"
-        if not {previous, word} & {"-w", "--workspace"} and not word.startswith("--workspace="):
+        names_workspace = {previous, word} & {"-w", "--workspace"} or re.match(r"--workspace=|-w.", word)
+        if not names_workspace:
             words.append(word)
         previous = word
     return () if "demo" in words[:1] else tuple(words)
