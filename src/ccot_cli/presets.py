@@ -31,6 +31,7 @@ from ccot_cli.overrides import override
 
 def _gsm8k_llama2_7b() -> Settings:
     return Settings(
+        ratios=(Decimal("0.05"), Decimal("0.1")),
         model=ModelConfig(name="meta-llama/Llama-2-7b-chat-hf", prompt="[INST] {question} [/INST] "),
         data=DataConfig(source="openai/gsm8k", subset="main", limit=None),
         precompute=PrecomputeConfig(scorer_layer=3),
