@@ -197,17 +197,17 @@ def _selector(
     Raises:
         MissingError: if it was the learned one, and is not kept.
     """
-    if workspace is not None and (scored := workspace.artifact(SCORE, ratio_name(ratio))):
-        return Selector.load(theta, scored.folder)
-    config = settings.score
-    if config.selector == "learned":
-        assert workspace is not None
-        raise MissingError(
-            f"the learned scorer of r = {ratio:f} is not kept",
-            fix=f"{workspace.command('precompute')}, then {workspace.command('score', f'--ratio={ratio:f}')}",
-        )
-    if config.selector != "predictive":
-        return Selector(config.selector, ratio, theta.encoder, seed=config.seed)
+    if workspace is not None:
+        config = settings.score
+        if scored := workspace.artifact(SCORE, ratio_name(ratio)):
+            return Selector.load(theta, scored.folder)
+        if config.selector == "learned":
+            raise MissingError(
+                f"the learned scorer of r = {ratio:f} is not kept",
+                fix=f"{workspace.command('precompute')}, then {workspace.command('score', f'--ratio={ratio:f}')}",
+            )
+        if config.selector != "predictive":
+            return Selector(config.selector, ratio, theta.encoder, seed=config.seed)
     scored_problems = train[:NUM_SCORED]
     states = last_states(theta, scored_problems, batch_tokens=pass_tokens(theta, settings))
     return predictive_selector(theta, train, ratio, announcements(theta, scored_problems, states))
