@@ -32,6 +32,7 @@ def read(path: Path) -> Any:
 def test_every_page_shows_what_its_data_say(tables: ModuleType) -> None:
     for path in tables.PAGES:
         page = path.read_text(encoding="utf-8")
+        assert tables.MARKED.search(page), f"{path.name} has no table"
         assert page == tables.with_tables(page), f"{path.name}: make docs"
 
 

@@ -15,13 +15,13 @@ import pytest
 from ccot_cli.errors import ResourceError, UsageError
 from ccot_cli.files import (
     absolute,
+    check_new,
     check_space,
     commit,
     free_bytes,
     human_bytes,
     is_sealed,
     naming_what_does_not_fit,
-    refuse_existing,
     remembered_sha256,
     reserve,
     seal,
@@ -267,9 +267,9 @@ def test_without_a_home_folder_the_cache_is_among_temporary_files(monkeypatch: p
 
 def test_a_new_file_is_refused_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refuse_existing(tmp_path / "new" / "deeper")
+    check_new(tmp_path / "new" / "deeper")
     with pytest.raises(UsageError, match="nothing can be written in"):
-        refuse_existing(tmp_path / "file" / "new")
+        check_new(tmp_path / "file" / "new")
 
 
 def test_reserved_space_is_there_and_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_a_number_written_as_1e_4_is_a_number(tmp_path: Path) -> None:
         ("model: {threads: 2000000}", "line 1: model.threads: a number of at most 1,024 is needed (got 2000000)", ""),
         ("data: {seed: -1}", "line 1: data.seed: a number of at least 0 is needed", ""),
         ("- 1", "line 1: settings: settings are needed, each as name: value", "there are ratios"),
-        ("\nratios: [0.1, 2]", "line 2: ratios: a ratio lies between 0 and 1, 2 does not", ""),
+        ("\nratios: [0.1, 2]", "line 2: ratios.1: a ratio lies between 0 and 1, 2 does not", ""),
         (
             "train_phi:\n  learning_rate: .nan",
             "line 2: train_phi.learning_rate: a number is needed",

@@ -63,7 +63,7 @@ def commit_folder(folder: Path) -> Iterator[Path]:
         UsageError: if `folder` exists.
         ResourceError: if the disk is full.
     """
-    refuse_existing(folder)
+    check_new(folder)
     folder = absolute(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=PART, dir=folder.parent))
@@ -82,7 +82,7 @@ def commit_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def refuse_existing(path: Path, *, fix: str = "name another one, or remove it") -> None:
+def check_new(path: Path, *, fix: str = "name another one, or remove it") -> None:
     """Refuse to write where something is, or where nothing can be written.
 
     Raises:

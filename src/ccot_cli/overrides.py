@@ -62,12 +62,15 @@ def refusal(error: ValidationError, *, where: str = "") -> UsageError:
     if first["type"] == "extra_forbidden":
         return _unknown(".".join(map(str, first["loc"])), where=where)
     name = _setting_of(first)
+    # Of a list, the element, unless it is one that is missing.
+    rest = first["loc"][name.count(".") + 1 :] if name and first["type"] != "missing" else ()
+    shown = ".".join([name or "settings", *(str(part) for part in rest if isinstance(part, int))])
     got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r:.80})"  # A dict is a whole section.
     # A value that may be of several kinds has an error for each.
     reasons = dict.fromkeys(_in_plain_words(each) for each in errors if _setting_of(each) == name)
     *others, last = reasons
     said = " or ".join([*(each.removesuffix(" is needed") for each in others), last])
-    return UsageError(f"{where}{name or 'settings'}: {said}{got}", fix=_fix_for(name))
+    return UsageError(f"{where}{shown}: {said}{got}", fix=_fix_for(name))
 
 
 def _setting_of(error: ErrorDetails) -> str:

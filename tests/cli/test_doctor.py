@@ -94,6 +94,16 @@ class TestDoctor:
         assert app.run(["doctor", "--format", "json"]) == 0
         assert self.findings(capsys)["threads"] == (shown, True)
 
+    def test_a_model_may_lie_in_the_home_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    ) -> None:
+        asked: list[str] = []
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "mine").mkdir()
+        monkeypatch.setattr("ccot_cli.models.base.theta.diagnose", lambda name: asked.append(name) or [])
+        output(capsys, "doctor", "--model", "~/mine")
+        assert asked == [str(tmp_path / "mine")]
+
     def test_a_model_is_diagnosed_only_when_asked(self, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
         asked = []
         monkeypatch.setattr("ccot_cli.models.base.theta.diagnose", lambda name: asked.append(name) or ["4 layers"])

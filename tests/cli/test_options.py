@@ -1,7 +1,11 @@
 """Options that several commands share, and what they make of a workspace's settings."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from contextvars import copy_context
 from decimal import Decimal
 from pathlib import Path
@@ -123,6 +127,24 @@ def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
     assert Workspace.open(here).command_for("precompute", None) == "ccot precompute --limit 5"
 
 
+def test_a_workspace_may_have_a_name_that_is_no_text(here: Path) -> None:
+    named = here.parent / os.fsdecode(b"run\xe9")
+    shutil.copytree(here, named)
+    # A process of its own, because pytest's stderr refuses what a real one escapes.
+    command = [sys.executable, "-m", "ccot_cli", "precompute", "--limit", "5", "-w", str(named)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Workspace.open(named).require("precompute").manifest.command == ("precompute", "--limit", "5")
+
+
+def test_a_current_folder_that_is_gone_is_exit_2(folder: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "gone").mkdir()
+    monkeypatch.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    _, err = output(capsys, "status", code=2)
+    assert "the current folder is gone" in err
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -132,6 +154,7 @@ def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
         ("####", "####"),
         ("'####'", "####"),
         ("null", None),
+        ("Null", None),
         ("", None),
         ("0.1", 0.1),
     ],

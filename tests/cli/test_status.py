@@ -35,8 +35,11 @@ class TestStatus:
             ArtifactSpec("precompute", None, stage_config(changed, "precompute"), {}, ("data.test_split",))
         ):
             pass
+        for stage in ("score", "train-phi", "train-psi"):
+            for key in ("r0.05", "r0.10"):
+                finish(workspace, stage, key)
         assert app.run(["status", "-w", "my-run"]) == 0
-        assert capsys.readouterr().out.startswith("my-run · embedded · embedded\n")
+        assert capsys.readouterr().out.endswith("next:  ccot eval -w my-run\n")
 
     def test_a_new_workspace_has_everything_to_do(self, workspace: Workspace, capsys: Output) -> None:
         assert app.run(["status", "-w", "my-run"]) == 0

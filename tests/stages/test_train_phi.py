@@ -189,7 +189,7 @@ def test_states_that_a_killed_run_left_in_files_do_not_count_as_used(
     run.precompute()
     run.score()
     monkeypatch.setattr(train_phi, "fits", lambda num_bytes, device: False)
-    kill, left = train_phi.save_checkpoint, list[list[Path]]()
+    save, left = train_phi.save_checkpoint, list[list[Path]]()
 
     def killed(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -197,7 +197,7 @@ def test_states_that_a_killed_run_left_in_files_do_not_count_as_used(
     monkeypatch.setattr(train_phi, "save_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
         run.train_phi()
-    monkeypatch.setattr(train_phi, "save_checkpoint", kill)
+    monkeypatch.setattr(train_phi, "save_checkpoint", save)
     monkeypatch.setattr(train_phi, "check_space", lambda folder, _: left.append([*folder.glob("resting/*")]))
     assert [*run.workspace.root.rglob("resting/0/*")]
     run.train_phi()

@@ -165,7 +165,7 @@ def _show_error(error: Exception, arguments: list[str]) -> int:
         message, fix, code = error.message, error.fix, error.exit_code
     elif isinstance(error, typer.TyperException):
         message, fix, code = error.format_message(), _usage_fix(error), error.exit_code
-    elif isinstance(error, FileNotFoundError) and error.filename is None:
+    elif isinstance(error, OSError) and error.errno == errno.ENOENT and error.filename is None:
         message, fix, code = "the current folder is gone", "cd to one that is there", UsageError.exit_code
     elif isinstance(error, OSError) and error.errno in _REFUSALS:
         code, fix = _REFUSALS[error.errno]

@@ -114,9 +114,11 @@ def _workspace() -> Finding:
 
 def _model(name: str) -> list[Finding]:
     from ccot_cli.models.base.theta import diagnose
+    from ccot_cli.overrides import with_absolute_paths
 
+    found = str(with_absolute_paths({"model.name": name}, Path.cwd())["model.name"])
     try:
-        announce_model(name)
-        return [Finding("model", line) for line in diagnose(name)]
+        announce_model(found)
+        return [Finding("model", line) for line in diagnose(found)]
     except CcotError as error:
         return [Finding("model", "; ".join(filter(None, (error.message, error.fix))), is_fine=False)]

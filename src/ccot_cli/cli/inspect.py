@@ -25,7 +25,7 @@ from ccot_cli.cli.options import (
 )
 from ccot_cli.cli.plots import require_matplotlib
 from ccot_cli.cli.report import summary_rows, write_report
-from ccot_cli.files import commit_folder, refuse_existing, write_json
+from ccot_cli.files import check_new, commit_folder, write_json
 
 USUAL_LIMIT = 500
 
@@ -67,7 +67,7 @@ def inspect(
         "eval.steps": steps,
     }
     workspace, settings, given = resolve_trained(folder, changes, sets)
-    refuse_existing(output, fix="name another folder with --output, or remove it")
+    check_new(output, fix="name another folder with --output, or remove it")
     require_matplotlib()
     announce_unpacking(settings.model.name)
     announce_data(settings.data.test_source or settings.data.source)

@@ -359,8 +359,10 @@ def _read_value(text: str) -> object:
         read = text
     # No setting is a mapping, so `Q: {question}` is text. Text without quotes is taken as it is: YAML would end it at a
     # `#`, and drop spaces around it.
-    is_text = isinstance(read, dict) or (isinstance(read, str) and not text.lstrip().startswith(('"', "'", "|", ">")))
-    return text if is_text or (read is None and text.strip() not in ("", "null", "~")) else read
+    if read is None:
+        return None if text.strip().lower() in ("", "null", "~") else text
+    is_quoted = text.lstrip().startswith(('"', "'", "|", ">"))
+    return text if isinstance(read, dict) or (isinstance(read, str) and not is_quoted) else read
 
 
 def announce_unpacking(model: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
 from ccot_cli.data.rows import names_file
 from ccot_cli.errors import CorruptError, MissingError, UsageError
-from ccot_cli.files import json_bytes, refuse_existing, sha256_of, strict_json
+from ccot_cli.files import check_new, json_bytes, sha256_of, strict_json
 from ccot_cli.models.base.merged import adapter_files, adapter_hash
 from ccot_cli.names import (
     CCOT,
@@ -81,7 +81,7 @@ def run(workspace: Workspace, target: Path, keys: Sequence[str] = (), *, force: 
     if target.is_dir():
         raise UsageError(f"{target} is a folder", fix="name a file in it, or another one")
     if not force:
-        refuse_existing(target, fix="name another file, or replace it with --force")
+        check_new(target, fix="name another file, or replace it with --force")
     index, contents = collect(workspace, keys)
     write_archive(target, index, contents)
     results = contents.get(RESULTS_FILE)

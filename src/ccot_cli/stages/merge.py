@@ -9,7 +9,7 @@ import torch
 
 from ccot_cli.config import Settings
 from ccot_cli.errors import MissingError, UsageError
-from ccot_cli.files import check_space, commit_folder, refuse_existing
+from ccot_cli.files import check_new, check_space, commit_folder
 from ccot_cli.models.base.adapters import PSI
 from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.direct import DirectMethod
@@ -66,7 +66,7 @@ def run(
         if method not in METHODS:
             raise UsageError(f"no method that is trained is called {method!r}", fix=fix)
         raise UsageError(f"{method} is no single model: {METHODS[method].why_no_model}", fix=fix)
-    refuse_existing(folder)
+    check_new(folder)
     methods = find_methods(workspace, settings, may_have_none=True)
     loaded, theta = methods.find(method, ratio).load(), methods.theta
     assert isinstance(loaded, DirectMethod | ChainMethod)

@@ -320,8 +320,10 @@ def _sizes(path: Path) -> dict[str, int]:
 
 def found_again(then: str | None, now: str | None) -> str | None:
     """Return the path that a manifest records, or the present one, if what lay there has moved to it since."""
+    if now is None or not has_moved(then, now) or not Path(now).exists():
+        return then
     is_still_there = then is not None and Path(then).is_absolute() and Path(then).exists()
-    return now if now and has_moved(then, now) and Path(now).exists() and not is_still_there else then
+    return then if is_still_there else now
 
 
 def differing_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

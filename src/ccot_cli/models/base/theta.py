@@ -11,7 +11,7 @@ from ccot_cli import ranks
 from ccot_cli.config import AUTO, ModelConfig
 from ccot_cli.data.prompts import Encoder, Template, chat_prompt
 from ccot_cli.errors import ResourceError, UsageError
-from ccot_cli.files import expanded, remembered_sha256
+from ccot_cli.files import remembered_sha256
 from ccot_cli.models.base.blocks import Blocks
 from ccot_cli.models.base.memory import is_out_of_memory
 from ccot_cli.models.base.merged import merge_adapter
@@ -194,7 +194,7 @@ def diagnose(name: str) -> list[str]:
     Raises:
         CcotError: if the model cannot be used; the message says why.
     """
-    theta = load_theta(ModelConfig(name=str(expanded(name)) if name.startswith("~") else name))
+    theta = load_theta(ModelConfig(name=name))
     config = theta.model.config
     num_parameters = sum(parameter.numel() for parameter in theta.model.parameters())
     return [
