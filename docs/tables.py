@@ -3,6 +3,7 @@
 A page names a table between two markers, `<!-- table: NAME -->` and `<!-- end table -->`; its figures are those of
 docs/data/NAME.json. A file there holds columns, rows and where they come from, or what `ccot eval --format json`
 printed, of which NAME/by-steps is a second table, and NAME/alone the first one without what falls back on the chain.
+embedded/SET is what the methods of the package reach on a set of test problems, from their own record.
 """
 
 import json
@@ -12,6 +13,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "data"
+EMBEDDED = "embedded"
+METRICS = ROOT / "src" / "ccot_cli" / EMBEDDED / "metrics.json"
 PAGES = tuple(
     path
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -31,7 +34,10 @@ def with_tables(page: str) -> str:
 def table(name: str) -> str:
     """Return a table in Markdown."""
     file, _, view = name.partition("/")
-    data = json.loads((DATA / f"{file}.json").read_text(encoding="utf-8"))
+    data = json.loads((METRICS if file == EMBEDDED else DATA / f"{file}.json").read_text(encoding="utf-8"))
+    if file == EMBEDDED:
+        chosen, _, view = view.partition("/")
+        data = data[chosen]
     if "columns" not in data:
         rows = [row for row in data["rows"] if view != "alone" or ", " not in row["method"]]
         data = by_steps(rows) if view == "by-steps" else accuracy_and_time(rows)

@@ -20,13 +20,14 @@ from dataclasses import asdict
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from safetensors.torch import load_file, save_file
 from training_texts import as_typed, read_people, renumbered, replaceable_stems, with_new_words
 
 from ccot_cli.cli.console import TerminalProgress
+from ccot_cli.cli.plots import draw_frontier
 from ccot_cli.cli.tables import render, training_table
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
@@ -41,6 +42,7 @@ from ccot_cli.names import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
     EMBEDDED_MIN_CONFIDENCE,
+    METRICS_FILE,
     TRAIN_BASELINE,
     TRAIN_PSI,
     ratio_name,
@@ -55,6 +57,10 @@ from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
 PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 120_500
+METRICS, FRONTIER = EMBEDDED_FOLDER / METRICS_FILE, Path("docs/frontier.svg")
+"""What the tables and the picture of the pages show."""
+PEOPLE = "people"
+"""The set of test problems that people wrote."""
 NUM_RETELLINGS = 4
 """How often each problem of people that can be told with other numbers is."""
 NUM_DOMAIN_PROBLEMS = 50_000
@@ -224,47 +230,87 @@ def make_domain() -> Domain:
     return Domain.learn((problem.question for problem in problems), least_confidence=LEAST_CONFIDENCE)
 
 
+class MeasuredOn(NamedTuple):
+    """Test problems that the shipped methods are measured on."""
+
+    title: str
+    """What the card calls them."""
+    command: str
+    """That measures the same."""
+    changes: dict[str, Any]
+    """Of the settings."""
+
+
+RESEARCH = Path("examples/research")
+SETS = {
+    "test": MeasuredOn(
+        "{n:,} problems of the generator's test split, 1 to 10 steps; no problem or numbers of training are in it:",
+        "ccot eval --limit 1000 --min-confidence 0.6 --plot docs/frontier.svg",
+        {"eval.limit": 1000},
+    ),
+    "unseen": MeasuredOn(
+        "{n:,} of its test problems in forms of text that training never saw (`unseen`):",
+        "ccot eval --limit 1000 --set data.test_split=unseen --min-confidence 0.6",
+        {"eval.limit": 1000, "data.test_split": "unseen"},
+    ),
+    "ten-steps": MeasuredOn(
+        "{n:,} of its test problems of 10 steps:",
+        "ccot eval --steps 10 10 --limit 300 --min-confidence 0.6",
+        {"eval.limit": 300, "eval.steps": (10, 10)},
+    ),
+    PEOPLE: MeasuredOn(
+        "{n:,} problems of one or two steps that people wrote, with whole numbers below 1,000 (see below):",
+        "ccot eval --data people.jsonl --limit 2000 --min-confidence 0.6",
+        {"eval.limit": None},
+    ),
+    "everyday": MeasuredOn(
+        "{n:,} everyday questions (`examples/research/everyday.jsonl`):",
+        "ccot eval --data examples/research/everyday.jsonl --min-confidence 0.6",
+        {"data.test_source": str(RESEARCH / "everyday.jsonl")},
+    ),
+    "typed": MeasuredOn(
+        "{n:,} questions by a writer who knew nothing of the project (`examples/research/typed.jsonl`):",
+        "ccot eval --data examples/research/typed.jsonl --min-confidence 0.6",
+        {"data.test_source": str(RESEARCH / "typed.jsonl")},
+    ),
+}
+"""By the name that `docs/tables.py` knows them by."""
+
+
 def measure(test_people: Path | None) -> dict[str, Any]:
-    """Evaluate the shipped methods on several sets of test problems; return the figures by set."""
-    sets: dict[str, dict[str, Any]] = {
-        "test": {"eval.limit": 1000},
-        "unseen": {"eval.limit": 1000, "data.test_split": "unseen"},
-        "10 steps": {"eval.limit": 300, "eval.steps": (10, 10)},
-    }
-    if test_people:
-        sets["people"] = {"eval.limit": None, "data.test_source": str(test_people)}
-    progress = TerminalProgress()
-    return {
-        name: asdict(
-            evaluate.run(None, override(Settings(), changes), min_confidence=EMBEDDED_MIN_CONFIDENCE, progress=progress)
-        )
-        for name, changes in sets.items()
-    }
+    """Evaluate the shipped methods on each set of test problems; return the figures by set."""
+    figures, progress = {}, TerminalProgress()
+    for name, each in SETS.items():
+        if name == PEOPLE and test_people is None:
+            continue
+        changes = each.changes | ({"data.test_source": str(test_people)} if name == PEOPLE else {})
+        settings = override(Settings(), changes)
+        result = evaluate.run(None, settings, min_confidence=EMBEDDED_MIN_CONFIDENCE, progress=progress)
+        figures[name] = {"command": each.command, **asdict(result)}
+    return figures
 
 
 def write_card(test_people: Path | None) -> None:
-    """Measure, and write the figures and the model card."""
+    """Measure, and write the figures, the picture of them and the model card."""
     figures = measure(test_people)
-    write_json(EMBEDDED_FOLDER / "metrics.json", figures)
+    write_json(METRICS, figures)
+    draw_frontier(figures["test"], FRONTIER)
+    (EMBEDDED_FOLDER / "README.md").write_text(make_card(figures), encoding="utf-8")
+
+
+def make_card(figures: dict[str, Any]) -> str:
+    """Return the model card, with the figures of `measure`."""
     runs = json.loads((EMBEDDED_FOLDER / "training.json").read_text())
     tables = [
-        f"{SETS[name].format(n=result['rows'][0]['n'])}\n\n{accuracies(result['rows'])}"
+        f"{SETS[name].title.format(n=result['rows'][0]['n'])}\n\n{accuracies(result['rows'])}"
         for name, result in figures.items()
     ]
-    card = CARD.format(
+    return CARD.format(
         runs="\n".join(f"| {number} | {run['steps']:,} | {run['what']} |" for number, run in enumerate(runs, 1)),
         training=render(training_table(figures["test"]), "markdown").split("\n\n")[1],
         tables="\n\n".join(tables),
     )
-    (EMBEDDED_FOLDER / "README.md").write_text(card, encoding="utf-8")
 
-
-SETS = {
-    "test": "{n:,} problems of the generator's test split, 1 to 10 steps; no problem or numbers of training are in it:",
-    "unseen": "{n:,} of its test problems in forms of text that training never saw (`unseen`):",
-    "10 steps": "{n:,} of its test problems of 10 steps:",
-    "people": "{n:,} problems of one or two steps that people wrote, with whole numbers below 1,000 (see below):",
-}
 
 CARD = """# The embedded model
 

@@ -13,6 +13,7 @@ from ccot_cli.models.base.pretrained import EMBEDDED_FOLDER
 
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS = sorted((DOCS / "data").glob("*.json"))
+METRICS = EMBEDDED_FOLDER / "metrics.json"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,15 @@ def test_every_file_of_data_is_shown_and_says_where_it_comes_from(tables: Module
                 assert any(line in page for page in showing), f"{record.name}: no page that shows it has `{line}`"
 
 
-@pytest.mark.parametrize("record", [*RECORDS, EMBEDDED_FOLDER / "metrics.json"], ids=lambda path: path.name)
+def test_every_set_of_the_embedded_record_is_shown_with_its_command(tables: ModuleType) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in tables.PAGES]
+    for name, result in read(METRICS).items():
+        showing = [page for page in pages if f"<!-- table: embedded/{name} -->" in page]
+        assert showing, name
+        assert all(result["command"] in page for page in showing), name
+
+
+@pytest.mark.parametrize("record", [*RECORDS, METRICS], ids=lambda path: path.name)
 def test_no_record_names_a_place_on_the_machine_that_measured(record: Path) -> None:
     assert not re.findall(r'"(?:/|~)[^"]*"', record.read_text(encoding="utf-8"))
 
@@ -64,7 +73,7 @@ def test_every_table_of_results_stands_between_markers(tables: ModuleType) -> No
 
 def test_the_headline_is_what_eval_prints() -> None:
     _, printed = (DOCS / "json.md").read_text(encoding="utf-8").split("## `ccot eval`")
-    for row in read(DOCS / "data" / "headline.json")["rows"]:
+    for row in read(METRICS)["test"]["rows"]:
         named = row.keys() | {name for share in row["by_steps"].values() for name in share}
         assert {name for name in named if f"`{name}`" not in printed} == set()
 

@@ -10,6 +10,8 @@ on the sections that are not named `report`; those were written afterwards.
 """
 
 import json
+import shlex
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import islice
@@ -31,6 +33,10 @@ from ccot_cli.stages.ask import Asker
 SEED = 2
 """Of the generator; nothing was chosen on these problems."""
 NOT_PROBLEMS = Path(__file__).parent / "not_problems.txt"
+LEAST_ANSWERS = 20
+"""Of fewer no exact match is given."""
+COLUMNS = {"questions": "{}", "number": "{:,}"}
+COLUMNS |= dict.fromkeys(("called outside", "exact match inside", "exact match outside"), "{:.3f}")
 
 
 class Item(NamedTuple):
@@ -58,7 +64,7 @@ def read_texts() -> Iterator[tuple[str, list[Item]]]:
 def in_halves(name: str, items: list[Item]) -> Iterator[tuple[str, list[Item]]]:
     """Yield the half that choices may be made on, and that for the report."""
     for half, is_odd in (("even", False), ("odd", True)):
-        yield f"{name}, {half}", [item for item in items if is_for_test(item.question) == is_odd]
+        yield f"{name}, {half} hash", [item for item in items if is_for_test(item.question) == is_odd]
 
 
 def all_kinds(human: list[Path], limit: int) -> Iterator[tuple[str, list[Item]]]:
@@ -76,23 +82,16 @@ def all_kinds(human: list[Path], limit: int) -> Iterator[tuple[str, list[Item]]]
     yield from read_texts()
 
 
-def measure(asker: Asker, name: str, items: list[Item]) -> dict[str, Any]:
-    """Ask all questions of a kind; return how many are outside, and the exact match of those inside and outside."""
+def measure(asker: Asker, name: str, items: list[Item]) -> list[Any]:
+    """Ask all questions of a kind; return a row of the table."""
     results = asker.ask_all([item.question for item in items])
     marks: dict[bool | None, list[bool]] = {True: [], False: []}
     for item, result in zip(items, results, strict=True):
         if item.answer is not None:
             marks[result.in_domain].append(is_correct(result.answer, item.answer))
     outside = sum(not result.in_domain for result in results)
-    inside_match, outside_match = (sum(found) / len(found) if found else None for found in marks.values())
-    return {
-        "questions": name,
-        "n": len(items),
-        "outside": outside,
-        "share": outside / len(items),
-        "inside_match": inside_match,
-        "outside_match": outside_match,
-    }
+    shares = [sum(found) / len(found) if len(found) >= LEAST_ANSWERS else None for found in marks.values()]
+    return [name, len(items), outside / len(items), *shares]
 
 
 def main(
@@ -104,7 +103,7 @@ def main(
         typer.Option(parser=read_ratio, help="Compression ratio r of the answers. Default: as `ccot ask` answers."),
     ] = None,
     limit: Annotated[int, typer.Option(help="Number of problems of each split of the generator.")] = 1000,
-    output: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the figures as a table in JSON.")] = None,
 ) -> None:
     """Measure, and print a table."""
     asker = Asker(None, Settings(), ratio)
@@ -112,12 +111,21 @@ def main(
     for name, items in all_kinds(human or [], limit):
         rows.append(measure(asker, name, items))
         TerminalProgress().say(json.dumps(rows[-1]))
-    forms = {"questions": "{}", "n": "{:,}", "outside": "{:,}", "share": "{:.4f}"}
-    forms |= {"inside_match": "{:.3f}", "outside_match": "{:.3f}"}
-    cells = [["" if row[key] is None else form.format(row[key]) for key, form in forms.items()] for row in rows]
-    print_table([list(forms), *cells], align="<>>>>>")
+    cells = [
+        ["" if value is None else form.format(value) for value, form in zip(row, COLUMNS.values(), strict=True)]
+        for row in rows
+    ]
+    print_table([list(COLUMNS), *cells], align="<>>>>")
     if output:
-        write_json(output, rows)
+        source = {
+            "command": [shlex.join(["python", *sys.argv])],
+            "seeds": [SEED],
+            "n": limit,
+            "note": f"a share of fewer than {LEAST_ANSWERS} answers is left out",
+            "recorded": "output of the command",
+        }
+        columns = [{"name": name, "format": form} for name, form in COLUMNS.items()]
+        write_json(output / "domain.json", {"columns": columns, "rows": rows, "source": source})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The measurement of when the model does not know: its kinds of questions, and its figures."""
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,7 @@ def test_problems_of_people_are_those_in_reach_with_their_answers(domain: Module
 def test_the_halves_of_people_share_no_problem(domain: ModuleType) -> None:
     items = [domain.Item(f"How many are {number} and 3?") for number in range(100)]
     (even, first), (odd, second) = domain.in_halves("some", items)
-    assert (even, odd) == ("some, even", "some, odd")
+    assert (even, odd) == ("some, even hash", "some, odd hash")
     assert sorted(first + second) == sorted(items)
     assert min(len(first), len(second)) > 30
 
@@ -47,24 +49,36 @@ def test_kinds_are_the_splits_the_halves_and_the_sections(domain: ModuleType, tm
     path = tmp_path / "some.jsonl"
     path.write_text(json.dumps({"question": QUESTION, "answer": "12 + 7 = 19\n#### 19"}))
     kinds = list(domain.all_kinds([path], 3))
-    assert [name for name, _ in kinds[:6]] == ["validation", "test", "unseen", "some, even", "some, odd", "no number"]
+    halves = ["some, even hash", "some, odd hash"]
+    assert [name for name, _ in kinds[:6]] == ["validation", "test", "unseen", *halves, "no number"]
     assert [len(items) for _, items in kinds[:3]] == [3, 3, 3]
     assert all(is_correct(item.answer, item.answer) for _, items in kinds[:3] for item in items)
 
 
-def test_figures_count_what_is_outside_and_what_is_right(domain: ModuleType) -> None:
+def test_figures_count_what_is_outside_and_what_is_right(domain: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask_all(questions: list[str]) -> list[SimpleNamespace]:
         return [SimpleNamespace(answer="38", in_domain="eats" not in question) for question in questions]
 
+    def figures(items: list[Any]) -> Any:
+        return domain.measure(SimpleNamespace(ask_all=ask_all), "some", items)
+
     items = [domain.Item(QUESTION, "38"), domain.Item(QUESTION, "39"), domain.Item("Mia eats.", "40")]
-    row = domain.measure(SimpleNamespace(ask_all=ask_all), "some", items)
-    assert row == {
-        "questions": "some",
-        "n": 3,
-        "outside": 1,
-        "share": 1 / 3,
-        "inside_match": 0.5,
-        "outside_match": 0.0,
-    }
-    row = domain.measure(SimpleNamespace(ask_all=ask_all), "some", [domain.Item(QUESTION)])
-    assert (row["outside"], row["inside_match"], row["outside_match"]) == (0, None, None)
+    assert figures(items) == ["some", 3, 1 / 3, None, None], "two answers are too few for a share"
+    monkeypatch.setattr(domain, "LEAST_ANSWERS", 1)
+    assert figures(items) == ["some", 3, 1 / 3, 0.5, 0.0]
+    assert figures([domain.Item(QUESTION)]) == ["some", 1, 0.0, None, None]
+
+
+def test_the_figures_are_written_as_a_table_of_the_pages(
+    domain: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kinds = [("some", [domain.Item(QUESTION, "19")] * 20)]
+    reply = SimpleNamespace(answer="19", in_domain=True)
+    monkeypatch.setattr(domain, "all_kinds", lambda human, limit: kinds)
+    monkeypatch.setattr(domain, "Asker", lambda *_: SimpleNamespace(ask_all=lambda questions: [reply] * len(questions)))
+    monkeypatch.setattr(sys, "argv", ["domain.py", "some.jsonl"])
+    domain.main(output=tmp_path)
+    data = json.loads((tmp_path / "domain.json").read_text())
+    assert data["rows"] == [["some", 20, 0.0, 1.0, None]]
+    assert len(data["columns"]) == 5
+    assert data["source"]["command"] == ["python domain.py some.jsonl"]

@@ -8,11 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ccot_cli.config import Settings
 from ccot_cli.data.arithmetic import equations_in
 from ccot_cli.models.base.adapters import DECODER, PHI
 from ccot_cli.models.base.history import TrainingRun, read_history, write_history
 from ccot_cli.names import ADAPTER_FILE, PRECOMPUTE, TRAIN_PSI
+from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import load_matching_theta
+from ccot_cli.stages.statistics import Proportion
 from ccot_cli.workspace.workspace import Workspace
 from examples.scripts import script
 
@@ -91,6 +94,34 @@ def test_what_answering_needs_is_copied_with_adapters_in_bfloat16(training: Modu
     assert load_file(target / "end.safetensors")["weight"].dtype == torch.float32
     config = json.loads((target / PHI / "adapter_config.json").read_text())
     assert config == {"r": 2, "base_model_name_or_path": None}
+
+
+def test_the_methods_are_measured_on_every_set_as_its_command_does(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def evaluated(workspace: None, settings: Settings, *, min_confidence: float, progress: Progress) -> Proportion:
+        asked.append((settings.eval, settings.data, min_confidence))
+        return Proportion(len(asked), 0.5, 0.25, 0.75)
+
+    monkeypatch.setattr(training.evaluate, "run", evaluated)
+    figures = training.measure(None)
+    assert training.PEOPLE not in figures
+    assert figures.keys() | {training.PEOPLE} == training.SETS.keys()
+    path = tmp_path / "people.jsonl"
+    figures = training.measure(path)
+    assert figures.keys() == training.SETS.keys()
+    for (evaluation, data, least), (name, result) in zip(asked[-len(figures) :], figures.items(), strict=True):
+        options = result["command"].split()
+        assert options[options.index("--min-confidence") + 1] == str(least)
+        assert ("--steps" in options) == (evaluation.steps is not None)
+        assert (f"data.test_split={data.test_split}" in options) == (name == "unseen")
+        source = options[options.index("--data") + 1] if "--data" in options else None
+        assert data.test_source == (str(path) if name == training.PEOPLE else source)
+        if "--limit" in options and name != training.PEOPLE:
+            assert options[options.index("--limit") + 1] == str(evaluation.limit)
+    assert [result["n"] for result in figures.values()] == [6, 7, 8, 9, 10, 11]
 
 
 def test_a_packaged_method_becomes_an_artifact_that_a_decoder_can_be_trained_for(
