@@ -61,8 +61,8 @@ WIDTH, HEAD_WIDTH = 192, 32
 CPU = torch.device("cpu")
 BATCH_SIZE = 512
 POOL_BATCHES = 32
-MUON_RATE, ADAM_RATE = 3e-3, 2e-3
-"""Highest learning rates. They fall linearly to zero over all phases."""
+MUON_RATE, ADAM_SHARE = 3e-3, 2 / 3
+"""Muon's highest learning rate, and AdamW's as a share of it. They fall linearly to zero over all phases."""
 WARM_UP_STEPS = 100
 CHECKPOINT_STEPS = 100
 QUESTION_WEIGHT = 0.3
@@ -94,8 +94,8 @@ PHASES = (
     Phase(steps=1_000, most_steps=MOST_STEPS, long_probability=0.15),
 )
 """Those from fresh weights. Long problems last: they take longer, and consist of what short ones teach."""
-FURTHER_PHASES = (Phase(steps=3_000, most_steps=MOST_STEPS, long_probability=0.25),)
-"""Those of a training that goes on from a model."""
+FURTHER_STEPS, FURTHER_LONG_PROBABILITY = 3_000, 0.25
+"""Of the one phase of a training that goes on from a model."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH, device: torch.device = CPU) -> LlamaForCausalLM:
@@ -287,6 +287,8 @@ class ThetaTraining:
     """Whether matrix products are computed in bfloat16, which is faster on processors that can."""
     phases: Sequence[Phase]
     """All phases of the training."""
+    rate: float = MUON_RATE
+    """Muon's highest learning rate."""
     step: int = 0
     """Steps that have been taken."""
 
@@ -299,8 +301,8 @@ class ThetaTraining:
         others = {name: p for name, p in self.model.named_parameters() if name not in matrices}
         self.named = [matrices, others]
         self.optimisers: list[torch.optim.Optimizer] = [
-            Muon(list(matrices.values()), lr=MUON_RATE),
-            torch.optim.AdamW(list(others.values()), lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+            Muon(list(matrices.values()), lr=self.rate),
+            torch.optim.AdamW(list(others.values()), lr=ADAM_SHARE * self.rate, betas=(0.9, 0.98), weight_decay=0.0),
         ]
 
     def train_on(self, ids_BT: Tensor, weight_BT: Tensor) -> tuple[float, float]:
@@ -326,7 +328,7 @@ class ThetaTraining:
         rise = min(1.0, (self.step + 1) / WARM_UP_STEPS)
         done = sum(phase.steps for phase in self.phases[: self.number]) + self.step
         fall = 1 - done / sum(phase.steps for phase in self.phases)
-        for optimiser, rate in zip(self.optimisers, (MUON_RATE, ADAM_RATE), strict=True):
+        for optimiser, rate in zip(self.optimisers, (self.rate, ADAM_SHARE * self.rate), strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = rate * rise * fall
             with torch.autocast(device.type, torch.bfloat16, enabled=self.in_bfloat16):
@@ -374,14 +376,16 @@ def train_phase(
     *,
     phases: Sequence[Phase],
     in_bfloat16: bool,
+    batch_size: int = BATCH_SIZE,
+    rate: float = MUON_RATE,
     workers: int = 0,
 ) -> float:
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
-    training, num_steps = ThetaTraining(model, number, in_bfloat16, phases), phases[number].steps
+    training, num_steps = ThetaTraining(model, number, in_bfloat16, phases, rate), phases[number].steps
     checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
     if ranks.first(checkpoint.exists):
         training.resume(checkpoint)
-    make_pool = PoolMaker(encoder, number, phases[number], people, replaceable_stems())
+    make_pool = PoolMaker(encoder, number, phases[number], people, replaceable_stems(), batch_size)
     batches = make_batches(make_pool, range(training.step, num_steps), workers=workers)
     lines = ranks.first(lambda: read_lines(log) if log.exists() else [])
     lines = [line for line in lines if line["step"] <= training.step]
@@ -415,9 +419,12 @@ def main(
     compile: Annotated[
         bool, typer.Option(help="Compile the layers, which takes a minute and a C++ compiler; then they are faster.")
     ] = False,
+    batch_size: Annotated[int, typer.Option(help="Examples of a step.")] = BATCH_SIZE,
+    rate: Annotated[float, typer.Option(help="Highest learning rate of the layers' matrices.")] = MUON_RATE,
     start: Annotated[
         Path | None, typer.Option(help="A trained model to go on from, with its tokenizer; without it, a new one.")
     ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of a training that goes on from a model.")] = FURTHER_STEPS,
 ) -> None:
     """Train tokenizer and model, and save them into the package, the model in bfloat16."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
@@ -435,9 +442,19 @@ def main(
         load_weights(model, start)
     if compile:
         compile_layers(model)
-    phases = FURTHER_PHASES if start else PHASES
+    phases = (Phase(steps, MOST_STEPS, FURTHER_LONG_PROBABILITY),) if start else PHASES
     seconds = sum(
-        train_phase(model, encoder, number, problems, phases=phases, in_bfloat16=bfloat16, workers=workers)
+        train_phase(
+            model,
+            encoder,
+            number,
+            problems,
+            phases=phases,
+            in_bfloat16=bfloat16,
+            batch_size=batch_size,
+            rate=rate,
+            workers=workers,
+        )
         for number in range(len(phases))
     )
     ranks.leave()
