@@ -16,6 +16,7 @@ finished there is not repeated, so any of them can be run in another way first:
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from decimal import Decimal
 from itertools import islice
@@ -31,6 +32,7 @@ from ccot_cli.cli.plots import draw_frontier
 from ccot_cli.cli.tables import render, training_table
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
+from ccot_cli.data.families import WordProblem
 from ccot_cli.data.problems import load_test, load_training
 from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.data.word_problems import generate
@@ -66,8 +68,8 @@ NUM_RETELLINGS = 4
 NUM_DOMAIN_PROBLEMS = 50_000
 LEAST_CONFIDENCE = 0.5
 """Below this calibrated confidence an answer is called a guess: it is more likely wrong than right."""
-LONGER_STEPS, LONGER_PROBABILITY = (3, MOST_STEPS), 0.4
-"""Reasoning steps of some of the generated problems that the methods learn from; the others have any number."""
+LARGE = 100
+"""Numbers above it are large."""
 GENERATOR_SEED = 40_000_000
 """θ learned from other problems."""
 CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3, "test_split": "unseen"}
@@ -121,14 +123,13 @@ def write_problems(people: Path, path: Path, seed: int) -> None:
     """
     if path.exists():
         return
-    rng, stems = random.Random(f"methods {seed}"), replaceable_stems()
-    generated, longer = generate("train", seed=seed), generate("train", seed=seed, steps=LONGER_STEPS)
+    rng, stems, generated = random.Random(f"methods {seed}"), replaceable_stems(), draw_problems(seed)
     told = read_people(people)
     solutions = dict(told)
     for _ in range(NUM_RETELLINGS):
         solutions = dict(renumbered(rng, each) for each in told) | solutions
     while len(solutions) < NUM_PROBLEMS:
-        problem = next(longer if rng.random() < LONGER_PROBABILITY else generated)
+        problem = next(generated)
         renamed = with_new_words(rng, stems, (problem.question, problem.solution))
         question, solution = as_typed(rng, renamed)
         solutions.setdefault(question, solution)
@@ -137,6 +138,22 @@ def write_problems(people: Path, path: Path, seed: int) -> None:
     with commit(path) as part:
         lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in rows]
         part.write_text("".join(lines), encoding="utf-8")
+
+
+def draw_problems(seed: int) -> Iterator[WordProblem]:
+    """Yield generated problems, more of those kinds that φ errs on: long ones, large numbers, two actions at once."""
+    rng = random.Random(f"kinds {seed}")
+    short = generate("train", seed=seed, steps=(1, 3))
+    kinds = {
+        "any": (0.4, generate("train", seed=seed)),
+        "long": (0.35, generate("train", seed=seed, steps=(3, MOST_STEPS))),
+        "large": (0.2, (problem for problem in short if max(problem.numbers) > LARGE)),
+        "actions": (0.05, generate("train", seed=seed, subset="actions")),
+    }
+    weights, problems = zip(*kinds.values(), strict=True)
+    while True:
+        [chosen] = rng.choices(problems, weights)
+        yield next(chosen)
 
 
 def train_methods(start: Path | None) -> None:
