@@ -15,7 +15,14 @@ def test_every_number_is_read_as_it_was_written(conjunction: bool) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "zero"), (12, "twelve"), (40, "forty"), (99, "ninety-nine"), (100, "one hundred"), (714, "seven hundred fourteen")],
+    [
+        (0, "zero"),
+        (12, "twelve"),
+        (40, "forty"),
+        (99, "ninety-nine"),
+        (100, "one hundred"),
+        (714, "seven hundred fourteen"),
+    ],
 )
 def test_numbers_are_written_as_in_books(number: int, text: str) -> None:
     assert write_numeral(number) == text
