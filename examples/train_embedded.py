@@ -58,7 +58,7 @@ from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
-PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 120_500
+PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 60_500
 METRICS, FRONTIER = EMBEDDED_FOLDER / METRICS_FILE, Path("docs/frontier.svg")
 """What the tables and the picture of the pages show."""
 PEOPLE = "people"
@@ -75,21 +75,21 @@ GENERATOR_SEED = 40_000_000
 CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3, "test_split": "unseen"}
 """What is changed of the generator's settings for the problems that confidence is calibrated on."""
 
-RATIOS = (Decimal("0.3"), Decimal("0.1"))
+RATIOS = (Decimal("0.1"),)
 """Ratios of the methods; φ of the first one is trained from scratch, and the others start from it."""
 SETTINGS: dict[str, Any] = {
     "data.source": str(PROBLEMS_FILE.resolve()),
-    "data.limit": 120_000,
+    "data.limit": 60_000,
     "data.validation_limit": 500,
     "model.dtype": "float32",
     "model.tf32": True,
     "precompute.max_disk": 4,
+    "precompute.scorer_layer": 0,
     "train_phi.lora_rank": 128,
     "train_phi.lora_alpha": 128,
     "train_phi.batch_size": 512,
     "train_phi.taught_epochs": 1,
     "train_phi.epochs": 9,
-    "train_psi.limit": 60_000,
     "train_psi.epochs": 2,
     "train_psi.lora_rank": 64,
     "train_psi.lora_alpha": 64,
@@ -98,14 +98,13 @@ SETTINGS: dict[str, Any] = {
 GOING_ON: dict[str, Any] = {
     "train_phi.batch_size": 256,
     "train_phi.taught_epochs": 0,
-    "train_phi.epochs": 8,
+    "train_phi.epochs": 16,
     "train_phi.learning_rate": 7e-3,
 }
 """Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
 PSI_RATE = 4e-3
 """Learning rate of a ψ that starts from another one."""
 FOR_DIRECT: dict[str, Any] = {
-    "train_psi.limit": None,
     "train_psi.epochs": 11,
     "train_psi.lora_rank": 192,
     "train_psi.lora_alpha": 192,
