@@ -16,7 +16,6 @@ finished there is not repeated, so any of them can be run in another way first:
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from decimal import Decimal
 from itertools import islice
@@ -32,7 +31,6 @@ from ccot_cli.cli.plots import draw_frontier
 from ccot_cli.cli.tables import render, training_table
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
-from ccot_cli.data.families import WordProblem
 from ccot_cli.data.problems import load_test, load_training
 from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.data.word_problems import generate
@@ -58,7 +56,7 @@ from ccot_cli.stages.validation import calibrate, validate_method
 from ccot_cli.workspace.workspace import Workspace
 
 BUILD_FOLDER = Path("build/embedded")
-PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 60_500
+PROBLEMS_FILE, NUM_PROBLEMS = BUILD_FOLDER / "problems.jsonl", 120_500
 METRICS, FRONTIER = EMBEDDED_FOLDER / METRICS_FILE, Path("docs/frontier.svg")
 """What the tables and the picture of the pages show."""
 PEOPLE = "people"
@@ -68,28 +66,28 @@ NUM_RETELLINGS = 4
 NUM_DOMAIN_PROBLEMS = 50_000
 LEAST_CONFIDENCE = 0.5
 """Below this calibrated confidence an answer is called a guess: it is more likely wrong than right."""
-LARGE = 100
-"""Numbers above it are large."""
+LONGER_STEPS, LONGER_PROBABILITY = (3, MOST_STEPS), 0.4
+"""Reasoning steps of some of the generated problems that the methods learn from; the others have any number."""
 GENERATOR_SEED = 40_000_000
 """θ learned from other problems."""
 CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3, "test_split": "unseen"}
 """What is changed of the generator's settings for the problems that confidence is calibrated on."""
 
-RATIOS = (Decimal("0.1"),)
+RATIOS = (Decimal("0.3"), Decimal("0.1"))
 """Ratios of the methods; φ of the first one is trained from scratch, and the others start from it."""
 SETTINGS: dict[str, Any] = {
     "data.source": str(PROBLEMS_FILE.resolve()),
-    "data.limit": 60_000,
+    "data.limit": 120_000,
     "data.validation_limit": 500,
     "model.dtype": "float32",
     "model.tf32": True,
     "precompute.max_disk": 4,
-    "precompute.scorer_layer": 0,
     "train_phi.lora_rank": 128,
     "train_phi.lora_alpha": 128,
     "train_phi.batch_size": 512,
     "train_phi.taught_epochs": 1,
     "train_phi.epochs": 9,
+    "train_psi.limit": 60_000,
     "train_psi.epochs": 2,
     "train_psi.lora_rank": 64,
     "train_psi.lora_alpha": 64,
@@ -98,13 +96,14 @@ SETTINGS: dict[str, Any] = {
 GOING_ON: dict[str, Any] = {
     "train_phi.batch_size": 256,
     "train_phi.taught_epochs": 0,
-    "train_phi.epochs": 16,
+    "train_phi.epochs": 8,
     "train_phi.learning_rate": 7e-3,
 }
 """Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
 PSI_RATE = 4e-3
 """Learning rate of a ψ that starts from another one."""
 FOR_DIRECT: dict[str, Any] = {
+    "train_psi.limit": None,
     "train_psi.epochs": 11,
     "train_psi.lora_rank": 192,
     "train_psi.lora_alpha": 192,
@@ -122,13 +121,14 @@ def write_problems(people: Path, path: Path, seed: int) -> None:
     """
     if path.exists():
         return
-    rng, stems, generated = random.Random(f"methods {seed}"), replaceable_stems(), draw_problems(seed)
+    rng, stems = random.Random(f"methods {seed}"), replaceable_stems()
+    generated, longer = generate("train", seed=seed), generate("train", seed=seed, steps=LONGER_STEPS)
     told = read_people(people)
     solutions = dict(told)
     for _ in range(NUM_RETELLINGS):
         solutions = dict(renumbered(rng, each) for each in told) | solutions
     while len(solutions) < NUM_PROBLEMS:
-        problem = next(generated)
+        problem = next(longer if rng.random() < LONGER_PROBABILITY else generated)
         renamed = with_new_words(rng, stems, (problem.question, problem.solution))
         question, solution = as_typed(rng, renamed)
         solutions.setdefault(question, solution)
@@ -137,22 +137,6 @@ def write_problems(people: Path, path: Path, seed: int) -> None:
     with commit(path) as part:
         lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in rows]
         part.write_text("".join(lines), encoding="utf-8")
-
-
-def draw_problems(seed: int) -> Iterator[WordProblem]:
-    """Yield generated problems, more of those kinds that φ errs on: long ones, large numbers, two actions at once."""
-    rng = random.Random(f"kinds {seed}")
-    short = generate("train", seed=seed, steps=(1, 3))
-    kinds = {
-        "any": (0.4, generate("train", seed=seed)),
-        "long": (0.35, generate("train", seed=seed, steps=(3, MOST_STEPS))),
-        "large": (0.2, (problem for problem in short if max(problem.numbers) > LARGE)),
-        "actions": (0.05, generate("train", seed=seed, subset="actions")),
-    }
-    weights, problems = zip(*kinds.values(), strict=True)
-    while True:
-        [chosen] = rng.choices(problems, weights)
-        yield next(chosen)
 
 
 def train_methods(start: Path | None) -> None:

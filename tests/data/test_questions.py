@@ -13,7 +13,6 @@ from ccot_cli.data.questions import Question
         ("A dozen eggs cost seven dollars.", 2),
         ("He sold half of 9 pies.", 2),
         ("One of 200 is 1/4.", 3),
-        ("Two hundred and four of fifty-one are zero.", 2),
     ],
 )
 def test_digits_number_words_and_shares_are_numbers(text: str, count: int) -> None:
@@ -26,9 +25,12 @@ def test_digits_number_words_and_shares_are_numbers(text: str, count: int) -> No
         ("12 plus 999 and 1/2 of 80 / 4, 8-3=5, 164/4, 2/3", []),
         ("It is -5 degrees.", ["-5"]),
         ("2.5 kilos, 1,200 grams at 9:30", ["2.5", "1,200", "9:30"]),
-        ("20%, 25 percent and 100 %, but 15% or 5 percent of 1000", ["15%", "5 percent", "1000"]),
+        ("20% or 5 percent of 1000", ["20%", "5 percent", "1000"]),
         ("She ate 3/8 of it.", ["3/8"]),
-        ("Fifty of ninety-nine, a hundred, hundreds, 2 million and twenty-one", ["hundreds", "million"]),
+        (
+            "Fifty of ninety-nine, a hundred, 2 million and twenty-one",
+            ["Fifty", "ninety", "hundred", "million", "twenty-one"],
+        ),
         ("5k people, 1 200 cars, 12 1/2 and ¼", ["5k", "1 200", "12 1/2", "¼"]),
         ("She owes -$5, then \u22125 and $.50.", ["-$5", "\u22125", ".50"]),
         ("Two fifths of 30, a tenth of 20", ["Two fifths", "a tenth of"]),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ccot_cli.data.bigrams import Bigrams
-from ccot_cli.data.questions import TOKEN, Question, is_number
+from ccot_cli.data.questions import TOKEN, Question
 from ccot_cli.files import commit
 
 LEAST_KNOWN, LEAST_COMMON, LEAST_PAIR = 3, 100, 4
@@ -49,9 +49,7 @@ class Domain:
     def learn(cls, texts: Iterable[str], *, least_confidence: float | None = None) -> "Domain":
         """Record questions."""
         questions = [Question.read(text) for text in texts]
-        counts = Counter(
-            token for each in questions for token in each.tokens if not token[0].isupper() and not is_number(token)
-        )
+        counts = Counter(token for each in questions for token in each.tokens if not token[0].isupper())
         return cls(
             Bigrams.learn(
                 (each.tokens for each in questions),
@@ -101,8 +99,7 @@ class Domain:
             return ""
         *told, last = question.sentences
         known = self.known.union(TOKEN.findall(" ".join(told).lower()))
-        words = (word for word in TOKEN.findall(last) if word[0].islower() and not is_number(word))
-        unknown = [word for word in words if word not in known]
+        unknown = [word for word in TOKEN.findall(last) if word[0].islower() and word not in known]
         return f"unknown words: {_shorten(', '.join(dict.fromkeys(unknown)))}" if unknown else ""
 
     def _strange_language(self, question: Question) -> str:

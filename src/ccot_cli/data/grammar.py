@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from ccot_cli.data.numerals import LARGEST_IN_WORDS, write_numeral
+from ccot_cli.data.questions import NUMBER_WORDS
 
 FORMS = files("ccot_cli.data") / "forms"
 LEXICON_FILE, STORIES_FILE = "lexicon.yaml", "stories.yaml"
@@ -34,10 +34,12 @@ PRONOUNS = {
 }
 ANY_OBJECT = ("food", "fruit", "toy", "school", "nature", "flower", "clothes", "craft", "collection", "sport", "baked")
 """Categories of portable things."""
+SMALL_NUMBERS = [word for word, number in NUMBER_WORDS.items() if number <= 20]
+"""Those from 0 on, in words."""
 TITLES = {"women": ("Mrs.", "Ms."), "men": ("Mr.",)}
 TITLE_PROBABILITY = 0.06
-WORDS, WORDS_WEIGHTS = (None, 20, 100, LARGEST_IN_WORDS), (88, 8, 3, 1)
-"""The largest number that a problem writes in words, and how often; None: it writes digits only."""
+WORDS_PROBABILITY = 0.12
+"""How often a problem writes its small numbers as words."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ class Telling:
     rng: random.Random
     numbers: dict[str, int]
     is_past: bool = False
-    largest_in_words: int | None = None
-    """The largest number that is written in words; None: none is."""
+    in_words: bool = False
+    """Whether small numbers are written as words."""
     people: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By slot, sex and name."""
     things: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -122,12 +124,12 @@ class Telling:
     @classmethod
     def draw(cls, rng: random.Random, numbers: dict[str, int]) -> "Telling":
         """Draw how a problem is told."""
-        return cls(rng, numbers, rng.random() < 0.6, rng.choices(WORDS, WORDS_WEIGHTS)[0])
+        return cls(rng, numbers, rng.random() < 0.6, rng.random() < WORDS_PROBABILITY)
 
     def aside(self) -> "Telling":
         """Return the telling of a sentence that has nothing to do with the problem but its tense."""
         numbers = {letter: self.rng.randint(2, 60) for letter in "mn"}
-        return Telling(self.rng, numbers, self.is_past, self.largest_in_words, used=self.used)
+        return Telling(self.rng, numbers, self.is_past, self.in_words, used=self.used)
 
     def choose(self, form: str) -> str:
         """Choose alternatives and tense; the slots stay."""
@@ -172,9 +174,7 @@ class Telling:
         return dollar + self._word(slot)
 
     def _number(self, number: int, *, as_digits: bool) -> str:
-        if self.largest_in_words is None or as_digits or number > self.largest_in_words:
-            return str(number)
-        return write_numeral(number, conjunction=self.rng.random() < 0.5)
+        return SMALL_NUMBERS[number] if self.in_words and not as_digits and number < len(SMALL_NUMBERS) else str(number)
 
     def _person(self, slot: str) -> tuple[str, str]:
         if slot not in self.people:

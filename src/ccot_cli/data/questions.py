@@ -8,12 +8,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ccot_cli.data.numerals import NUMERAL
-
-TOKEN = re.compile(rf"\d+(?:[.,/]\d+)*|(?i:{NUMERAL})|[^\W\d_]+|'[a-z]+|[^\w\s]|_")
-"""A number in words is one token."""
+TOKEN = re.compile(r"\d+(?:[.,/]\d+)*|[^\W\d_]+|'[a-z]+|[^\w\s]|_")
 SENTENCE_END = re.compile(r"(?<=[.?!])(?<!\bmr\.)(?<!\bms\.)(?<!\bmrs\.)\s+", re.I)
 
+ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+).split()
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+NUMBER_WORDS = {
+    **{word: number for number, word in enumerate(ONES)},
+    **{word: 10 * number for number, word in enumerate(TENS, start=2)},
+    "hundred": 100,
+}
+"""By word, the smallest first."""
+GIVEN_WORDS = frozenset(NUMBER_WORDS) - {"zero"}
+"""Those that give a number of a problem."""
 SHARES = frozenset(
     "half halve halves halved twice double doubles doubled triple triples tripled third thirds fourth quarter quarters"
     " dozen dozens pair pairs".split()
@@ -22,10 +32,12 @@ SHARES = frozenset(
 BEYOND = re.compile(
     r"""
       (?<![\d)?]\ )(?<![\w)?])-\$?\d+ | (?<!\d\ )\u2212\$?\d+           # negative
-    | (?<!\d)(?!(?:[1-9]0|25|75|100)\b)\d+(?:\ ?%|\ percent\b)        # shares of a hundred, but for simple ones
+    | \d+\ ?% | \d+\ percent\b                                       # shares of a hundred
     | \d+(?:[.,:]\d+)+ | (?<![\d.,])\.\d+                            # decimals, times, thousands
     | \b\d{4,} | \b\d{1,3}\ \d{3}\b | \d(?:k|M)\b                     # large, in digits
-    | \b(?:hundreds|(?:thousand|million|billion)s?)\b                # large, in words
+    | \b(?:hundred|thousand|million|billion)s?\b                     # large, in words
+    | \b(?:thirty|forty|(?<!-)fifty(?!-fifty)|sixty|seventy|eighty|ninety)\b
+    | \btwenty[- ](?:one|two|three|four|five|six|seven|eight|nine)\b
     | (?!1/[234]\b|2/3\b)\b[1-9]/\d+ | \b\d+\ [1-9]/\d+ | [¼-¾⅐-⅞]   # other fractions
     | \b(?:two|three|four|five)[- ](?:fifth|sixth|seventh|eighth|ninth|tenth)s\b
     | \b(?:a|one)[- ](?:fifth|sixth|seventh|eighth|ninth|tenth)\ (?:of|as)\b
@@ -42,7 +54,7 @@ UNITS = re.compile(
     r"|pound|ton|degree|block|time|tall|long|high|deep|wide)(?:s|es)?\b"
 )
 SUM = re.compile(
-    rf"(?:[\d)]|{NUMERAL}) *[-+*/x=] *[\w(?]|[?nx_] *[-+*/] *\d"
+    rf"(?:[\d)]|\b(?:{'|'.join(sorted(GIVEN_WORDS))})) *[-+*/x=] *[\w(?]|[?nx_] *[-+*/] *\d"
     r"|\b(?:plus|minus|times|divided by)\b"
 )
 ASK = re.compile(
@@ -73,8 +85,8 @@ PLURAL = re.compile(r"(?:ies|ves|es|s|y|fe|f|e)$")
 
 
 def is_number(token: str) -> bool:
-    """Tell whether a token is a number other than zero, in digits or in words."""
-    return token[0].isdigit() or bool(re.fullmatch(NUMERAL, word := token.lower()) and word != "zero")
+    """Tell whether a token is a number, in digits or as a word."""
+    return token[0].isdigit() or token.lower() in GIVEN_WORDS
 
 
 @dataclass(frozen=True)
