@@ -1,7 +1,7 @@
 """Train the methods of the embedded model, θ of `train_theta.py`, and measure them.
 
-    python examples/train_embedded.py --people gsm8k.jsonl                 # everything, on a GPU
-    python examples/train_embedded.py --people gsm8k.jsonl --start FOLDER  # φ and ψ go on from those of other methods
+    python examples/train_embedded.py --people gsm8k.jsonl --test-people people.jsonl    # everything, on a GPU
+    python examples/train_embedded.py ... --start FOLDER   # φ and ψ go on from those of other methods
     python examples/train_embedded.py --only domain        # the record of the training questions
     python examples/train_embedded.py --only calibration   # of confidence, for what is shipped
     python examples/train_embedded.py --only card --test-people people.jsonl
@@ -277,12 +277,10 @@ SETS = {
 """By the name that `docs/tables.py` knows them by."""
 
 
-def measure(test_people: Path | None) -> dict[str, Any]:
+def measure(test_people: Path) -> dict[str, Any]:
     """Evaluate the shipped methods on each set of test problems; return the figures by set."""
     figures, progress = {}, TerminalProgress()
     for name, each in SETS.items():
-        if name == PEOPLE and test_people is None:
-            continue
         changes = each.changes | ({"data.test_source": str(test_people)} if name == PEOPLE else {})
         settings = override(Settings(), changes)
         result = evaluate.run(None, settings, min_confidence=EMBEDDED_MIN_CONFIDENCE, progress=progress)
@@ -290,7 +288,7 @@ def measure(test_people: Path | None) -> dict[str, Any]:
     return figures
 
 
-def write_card(test_people: Path | None) -> None:
+def write_card(test_people: Path) -> None:
     """Measure, and write the figures, the picture of them and the model card."""
     figures = measure(test_people)
     write_json(METRICS, figures)
@@ -381,17 +379,19 @@ def main(
     ] = None,
 ) -> None:
     """Train the methods of the embedded model, and write its record of questions and its card."""
+    if only == "all" and people is None:
+        raise typer.BadParameter("training needs the problems of people: --people gsm8k.jsonl")
+    if only in ("all", "card") and test_people is None:
+        raise typer.BadParameter("the card needs test problems of people: --test-people people.jsonl")
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
-    if only == "all":
-        if people is None:
-            raise typer.BadParameter("training needs the problems of people: --people gsm8k.jsonl")
+    if people and only == "all":
         write_problems(people, PROBLEMS_FILE, generator_seed)
         train_methods(start)
     if only in ("all", "calibration"):
         calibrate_methods()
     if only in ("all", "domain"):
         make_domain().save(DOMAIN_FILE)
-    if only in ("all", "card"):
+    if test_people and only in ("all", "card"):
         write_card(test_people)
 
 

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file, save_file
 
 from ccot_cli.config import Settings
@@ -106,13 +107,10 @@ def test_the_methods_are_measured_on_every_set_as_its_command_does(
         return Proportion(len(asked), 0.5, 0.25, 0.75)
 
     monkeypatch.setattr(training.evaluate, "run", evaluated)
-    figures = training.measure(None)
-    assert training.PEOPLE not in figures
-    assert figures.keys() | {training.PEOPLE} == training.SETS.keys()
     path = tmp_path / "people.jsonl"
     figures = training.measure(path)
     assert figures.keys() == training.SETS.keys()
-    for (evaluation, data, least), (name, result) in zip(asked[-len(figures) :], figures.items(), strict=True):
+    for (evaluation, data, least), (name, result) in zip(asked, figures.items(), strict=True):
         options = result["command"].split()
         assert options[options.index("--min-confidence") + 1] == str(least)
         assert ("--steps" in options) == (evaluation.steps is not None)
@@ -121,7 +119,19 @@ def test_the_methods_are_measured_on_every_set_as_its_command_does(
         assert data.test_source == (str(path) if name == training.PEOPLE else source)
         if "--limit" in options and name != training.PEOPLE:
             assert options[options.index("--limit") + 1] == str(evaluation.limit)
-    assert [result["n"] for result in figures.values()] == [6, 7, 8, 9, 10, 11]
+    assert [result["n"] for result in figures.values()] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("only", "missing"), [("all", "--people"), ("card", "--test-people")])
+def test_nothing_begins_without_the_problems_that_it_needs(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only: str, missing: str
+) -> None:
+    monkeypatch.setattr(training, "BUILD_FOLDER", tmp_path / "build")
+    with pytest.raises(typer.BadParameter, match=f": {missing} "):
+        training.main(only=only)
+    with pytest.raises(typer.BadParameter, match=": --test-people "):
+        training.main(only=only, people=tmp_path / "gsm8k.jsonl")
+    assert not (tmp_path / "build").exists()
 
 
 def test_a_packaged_method_becomes_an_artifact_that_a_decoder_can_be_trained_for(
