@@ -11,8 +11,6 @@ cascade follow from theirs. Its time is measured at every `--every`-th batch, wh
 questions alone too; time is that of the CPU. A P for use is to be chosen on the validation problems.
 """
 
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,12 +19,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from record import write_record
 
 from ccot_cli.cli.console import TerminalProgress, print_table
 from ccot_cli.cli.options import read_ratio
 from ccot_cli.config import Settings
 from ccot_cli.data.problems import Problem, load_test, load_training
-from ccot_cli.files import write_json
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.method import Method, Reply
 from ccot_cli.names import USUAL_RATIO
@@ -164,10 +162,7 @@ def main(
     for file, columns, rows in (("confidence", COLUMNS, calibrations), ("cascade", CASCADE_COLUMNS, cascades)):
         print_table([list(columns), *([shown(each) for each in row] for row in rows)], align="<<" + ">" * 6)
         if output:
-            command = shlex.join(["python", *sys.argv])
-            source = {"command": [command], "seeds": [0], "n": limit, "note": note, "recorded": "output of the command"}
-            named = [{"name": name, "format": form} for name, form in columns.items()]
-            write_json(output / f"{file}.json", {"columns": named, "rows": rows, "source": source})
+            write_record(output / f"{file}.json", columns, rows, seed=0, n=limit, note=note)
 
 
 COLUMNS = dict.fromkeys(("questions", "method"), "{}") | {"number": "{:,}"}

@@ -10,8 +10,6 @@ on the sections that are not named `report`; those were written afterwards.
 """
 
 import json
-import shlex
-import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import islice
@@ -20,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from people import is_for_test, is_in_reach
+from record import write_record
 
 from ccot_cli.cli.console import TerminalProgress, print_table
 from ccot_cli.cli.options import read_ratio
@@ -27,7 +26,6 @@ from ccot_cli.config import Settings
 from ccot_cli.data.answers import is_correct
 from ccot_cli.data.problems import split_solution
 from ccot_cli.data.word_problems import generate
-from ccot_cli.files import write_json
 from ccot_cli.stages.ask import Asker
 
 SEED = 2
@@ -117,15 +115,8 @@ def main(
     ]
     print_table([list(COLUMNS), *cells], align="<>>>>")
     if output:
-        source = {
-            "command": [shlex.join(["python", *sys.argv])],
-            "seeds": [SEED],
-            "n": limit,
-            "note": f"a share of fewer than {LEAST_ANSWERS} answers is left out",
-            "recorded": "output of the command",
-        }
-        columns = [{"name": name, "format": form} for name, form in COLUMNS.items()]
-        write_json(output / "domain.json", {"columns": columns, "rows": rows, "source": source})
+        note = f"a share of fewer than {LEAST_ANSWERS} answers is left out"
+        write_record(output / "domain.json", COLUMNS, rows, seed=SEED, n=limit, note=note)
 
 
 if __name__ == "__main__":

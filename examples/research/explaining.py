@@ -4,20 +4,18 @@ python examples/research/explaining.py --ratio 0.1 --output docs/data    # the m
 python examples/research/explaining.py my-run --ratio 0.2 --limit 500
 """
 
-import shlex
-import sys
 from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from record import write_record
 
 from ccot_cli.cli.console import TerminalProgress, print_line
 from ccot_cli.cli.options import read_ratio
 from ccot_cli.cli.train_decoder import explanation_lines
 from ccot_cli.config import Settings
-from ccot_cli.files import write_json
 from ccot_cli.names import CCOT
 from ccot_cli.stages.evaluate import problems_to_ask
 from ccot_cli.stages.explanations import Explanations, measure_explanations
@@ -41,10 +39,7 @@ def main(
     for line in (title, *explanation_lines(asdict(explanations))):
         print_line(line)
     if output:
-        command = shlex.join(["python", *sys.argv])
-        source = {"command": [command], "seeds": [0], "n": limit, "note": title, "recorded": "output of the command"}
-        columns = [{"name": name, "format": form} for name, form in COLUMNS.items()]
-        write_json(output / "explanations.json", {"columns": columns, "rows": rows(explanations), "source": source})
+        write_record(output / "explanations.json", COLUMNS, rows(explanations), seed=0, n=limit, note=title)
 
 
 COLUMNS = {"share": "{}", "of": "{}", "number": "{:,}", "found": "{:.3f}", "95 % interval": "{:.3f} – {:.3f}"}
