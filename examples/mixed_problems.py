@@ -1,0 +1,77 @@
+"""Write problems from which a pretrained model learns to write chains, and to contemplate them.
+
+    python examples/mixed_problems.py gsm8k.jsonl problems.jsonl --number 14700
+
+They are generated ones of the training split, problems of GSM8K's training file with other numbers where these can be
+replaced, and sums to practise on. All chains have the generator's lines. One seed gives the same problems everywhere,
+and fewer of them are the beginning of more.
+"""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from training_texts import Solved, as_typed, read_people, renumbered, sums
+
+from ccot_cli.data.word_problems import generate
+from ccot_cli.files import commit
+
+SUMS_PROBABILITY, PEOPLE_PROBABILITY = 0.06, 0.2
+MOST_STEPS = 5
+"""Most reasoning steps of a generated problem."""
+LONGER_STEPS, LONGER_PROBABILITY = (3, MOST_STEPS), 0.4
+"""Reasoning steps of some of the generated problems, which otherwise have one or two mostly."""
+NUM_SUMS = 5
+"""Sums in an example that is sums alone."""
+SUM = re.compile(r"(\d+ [-+*/] \d+) = (\d+)")
+SEED = 50_000_000
+"""The embedded model and its methods learned from other generated problems."""
+
+
+def practice(rng: random.Random) -> Solved:
+    """Return sums as a problem: they are the question, each is worked out in a line, the last result is the answer."""
+    lines = sums(rng).replace(". ", ".\n").split("\n")[:NUM_SUMS]
+    worked = [found.groups() for found in map(SUM.search, lines) if found]
+    return "; ".join(asked for asked, _ in worked), "\n".join([*lines, f"#### {worked[-1][1]}"])
+
+
+def mix(people: list[Solved], seed: int) -> Iterator[Solved]:
+    """Yield problems of all kinds, no two with the same question."""
+    rng = random.Random(f"pretrained {seed}")
+    shorter = generate("train", seed=seed, steps=(1, MOST_STEPS))
+    longer = generate("train", seed=seed, steps=LONGER_STEPS)
+    asked = set[str]()
+    while True:
+        drawn = rng.random()
+        if drawn < SUMS_PROBABILITY:
+            told = practice(rng)
+        elif drawn < SUMS_PROBABILITY + PEOPLE_PROBABILITY:
+            told = as_typed(rng, renumbered(rng, rng.choice(people)))
+        else:
+            problem = next(longer if rng.random() < LONGER_PROBABILITY else shorter)
+            told = as_typed(rng, (problem.question, problem.solution))
+        if told[0] not in asked:
+            asked.add(told[0])
+            yield told
+
+
+def main(
+    people: Annotated[Path, typer.Argument(help="GSM8K's training file.")],
+    path: Annotated[Path, typer.Argument(help="File to write, as JSON lines.")],
+    number: Annotated[int, typer.Option(help="Problems to write.")],
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = SEED,
+) -> None:
+    """Write problems with `question` and `answer`, in GSM8K's format."""
+    told = islice(mix(read_people(people), seed), number)
+    with commit(path) as part:
+        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in told]
+        part.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
