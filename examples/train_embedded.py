@@ -269,7 +269,7 @@ SETS = {
         {"data.test_source": str(RESEARCH / "everyday.jsonl")},
     ),
     "typed": MeasuredOn(
-        "{n:,} questions by a writer who knew nothing of the project (`examples/research/typed.jsonl`):",
+        "{n:,} questions by writers who knew nothing of the project (`examples/research/typed.jsonl`):",
         "ccot eval --data examples/research/typed.jsonl --min-confidence 0.6",
         {"data.test_source": str(RESEARCH / "typed.jsonl")},
     ),
