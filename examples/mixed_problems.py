@@ -1,8 +1,8 @@
 """Write problems from which a pretrained model learns to write chains, and to contemplate them.
 
-    python examples/mixed_problems.py gsm8k.jsonl problems.jsonl --number 14700
+    python examples/mixed_problems.py problems.jsonl --people gsm8k.jsonl --number 14700
 
-They are generated ones of the training split, problems of GSM8K's training file with other numbers where these can be
+They are generated ones of the training split, problems that people wrote with other numbers where these can be
 replaced, and sums to practise on. All chains have the generator's lines. One seed gives the same problems everywhere,
 and fewer of them are the beginning of more.
 """
@@ -21,7 +21,7 @@ from training_texts import Solved, as_typed, read_people, renumbered, sums
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit
 
-SUMS_PROBABILITY, PEOPLE_PROBABILITY = 0.06, 0.2
+SUMS_PROBABILITY = 0.06
 MOST_STEPS = 5
 """Most reasoning steps of a generated problem."""
 LONGER_STEPS, LONGER_PROBABILITY = (3, MOST_STEPS), 0.4
@@ -40,7 +40,7 @@ def practice(rng: random.Random) -> Solved:
     return "; ".join(asked for asked, _ in worked), "\n".join([*lines, f"#### {worked[-1][1]}"])
 
 
-def mix(people: list[Solved], seed: int) -> Iterator[Solved]:
+def mix(people: list[Solved], people_share: float, seed: int) -> Iterator[Solved]:
     """Yield problems of all kinds, no two with the same question."""
     rng = random.Random(f"pretrained {seed}")
     shorter = generate("train", seed=seed, steps=(1, MOST_STEPS))
@@ -50,7 +50,7 @@ def mix(people: list[Solved], seed: int) -> Iterator[Solved]:
         drawn = rng.random()
         if drawn < SUMS_PROBABILITY:
             told = practice(rng)
-        elif drawn < SUMS_PROBABILITY + PEOPLE_PROBABILITY:
+        elif drawn < SUMS_PROBABILITY + people_share:
             told = as_typed(rng, renumbered(rng, rng.choice(people)))
         else:
             problem = next(longer if rng.random() < LONGER_PROBABILITY else shorter)
@@ -61,15 +61,17 @@ def mix(people: list[Solved], seed: int) -> Iterator[Solved]:
 
 
 def main(
-    people: Annotated[Path, typer.Argument(help="GSM8K's training file.")],
     path: Annotated[Path, typer.Argument(help="File to write, as JSON lines.")],
+    people: Annotated[list[Path], typer.Option(help="Problems that people wrote, in GSM8K's format; give any number.")],
     number: Annotated[int, typer.Option(help="Problems to write.")],
+    people_share: Annotated[float, typer.Option(help="Share of people's problems.")] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = SEED,
 ) -> None:
     """Write problems with `question` and `answer`, in GSM8K's format."""
-    told = islice(mix(read_people(people), seed), number)
+    told = [each for file in people for each in read_people(file)]
+    problems = islice(mix(told, people_share, seed), number)
     with commit(path) as part:
-        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in told]
+        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in problems]
         part.write_text("".join(lines), encoding="utf-8")
 
 

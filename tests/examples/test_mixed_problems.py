@@ -29,7 +29,7 @@ def people(tmp_path: Path) -> Path:
 def test_all_chains_have_the_generator_s_lines_and_end_in_the_answer(
     mixed: ModuleType, people: Path, tmp_path: Path
 ) -> None:
-    mixed.main(people, tmp_path / "problems.jsonl", number=300, seed=7)
+    mixed.main(tmp_path / "problems.jsonl", [people], number=300, people_share=0.2, seed=7)
     rows = [*map(json.loads, (tmp_path / "problems.jsonl").read_text().splitlines())]
     assert len({row["question"] for row in rows}) == len(rows) == 300
     for row in rows:
@@ -44,7 +44,7 @@ def test_all_chains_have_the_generator_s_lines_and_end_in_the_answer(
 
 
 def test_sums_are_worked_out_in_the_order_in_which_they_are_asked(mixed: ModuleType, people: Path) -> None:
-    told = mixed.mix([(PEOPLE["question"], PEOPLE["answer"])], seed=7)
+    told = mixed.mix([(PEOPLE["question"], PEOPLE["answer"])], 0.2, seed=7)
     question, solution = next(each for each in told if each[0].count(";") == mixed.NUM_SUMS - 1)
     chain, _ = split_solution(solution)
     assert [line.rsplit(maxsplit=5)[1:4] for line in chain.splitlines()] == [
@@ -54,6 +54,6 @@ def test_sums_are_worked_out_in_the_order_in_which_they_are_asked(mixed: ModuleT
 
 def test_fewer_problems_are_the_beginning_of_more(mixed: ModuleType) -> None:
     told = [(PEOPLE["question"], "Taking 15 from 40 leaves 40 - 15 = 25.\nAdding 25 and 6 gives 25 + 6 = 31.\n#### 31")]
-    more = [*islice(mixed.mix(told, seed=7), 40)]
-    assert [*islice(mixed.mix(told, seed=7), 20)] == more[:20]
-    assert [*islice(mixed.mix(told, seed=8), 20)] != more[:20]
+    more = [*islice(mixed.mix(told, 0.2, seed=7), 40)]
+    assert [*islice(mixed.mix(told, 0.2, seed=7), 20)] == more[:20]
+    assert [*islice(mixed.mix(told, 0.2, seed=8), 20)] != more[:20]

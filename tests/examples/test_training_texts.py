@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from ccot_cli.data.arithmetic import equations_in
-from examples.scripts import script
+from examples.scripts import EXAMPLES, script
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +81,24 @@ def test_some_questions_are_written_as_people_type_them(texts: ModuleType) -> No
         assert solution == told[1]
     for lacks in (",", "'", "?", "A"):
         assert {lacks in question for question, _ in changed} == {True, False}
+
+
+def test_the_problems_in_writers_words_can_all_be_read_and_are_no_test_questions(texts: ModuleType) -> None:
+    path = EXAMPLES / "written_problems.jsonl"
+    rows = [*map(json.loads, path.read_text(encoding="utf-8").splitlines())]
+    told = [*texts.read_people(path), *texts.read_people(path, held_out=True)]
+    assert len(rows) == len(told) > 3000
+    for _, solution in told:
+        equations = equations_in(solution)
+        assert len(equations) == solution.count("\n")
+        assert solution.endswith(f"#### {equations[-1].result}")
+    tested = [
+        json.loads(line)["question"]
+        for name in ("everyday.jsonl", "typed.jsonl")
+        for line in (EXAMPLES / "research" / name).read_text(encoding="utf-8").splitlines()
+    ]
+    worded = [
+        {re.sub(r"[\d\W]", "", each.lower()) for each in asked} for asked in ([row["question"] for row in rows], tested)
+    ]
+    assert len(worded[0]) == len(rows)
+    assert not worded[0] & worded[1]
