@@ -68,8 +68,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = SEED,
 ) -> None:
     """Write problems with `question` and `answer`, in GSM8K's format."""
-    told = [each for file in people for each in read_people(file)]
-    problems = islice(mix(told, people_share, seed), number)
+    problems = islice(mix(read_people(*people), people_share, seed), number)
     with commit(path) as part:
         lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in problems]
         part.write_text("".join(lines), encoding="utf-8")

@@ -69,7 +69,7 @@ QUESTION_WEIGHT = 0.3
 """Weight of a question's token in the loss. Predicting questions teaches their language: θ answers more of them."""
 NUM_TOKENIZER_PROBLEMS = 20_000
 NUM_WORDS = 5_000
-PEOPLE_PROBABILITY = 0.05
+PEOPLE_SHARE = 0.05
 """How often a training problem is one that people wrote, with other numbers where these can be replaced."""
 SUMS_PROBABILITY = 0.1
 """How often a training example is sums alone."""
@@ -87,6 +87,7 @@ class Phase:
     """Most reasoning steps of a problem."""
     long_probability: float
     """How often a generated problem has more than half of the most steps there are."""
+    people_share: float = PEOPLE_SHARE
 
 
 PHASES = (
@@ -232,7 +233,7 @@ class PoolMaker:
     def _draw(self, rng: random.Random, generated: Iterator[WordProblem], long: Iterator[WordProblem]) -> Example:
         if rng.random() < SUMS_PROBABILITY:
             return self._practice(rng)
-        if rng.random() < PEOPLE_PROBABILITY:
+        if rng.random() < self.phase.people_share:
             told = renumbered(rng, rng.choice(self.people))
         else:
             problem = next(long if rng.random() < self.phase.long_probability else generated)
@@ -406,7 +407,9 @@ def train_phase(
 
 
 def main(
-    people: Annotated[Path, typer.Option(help="Problems that people wrote: the training file of GSM8K.")],
+    people: Annotated[
+        list[Path], typer.Option(help="Problems that people wrote: GSM8K's training file; give any number of files.")
+    ],
     bfloat16: Annotated[
         bool, typer.Option(help="Compute matrix products in bfloat16, for processors that are faster at it.")
     ] = False,
@@ -425,10 +428,13 @@ def main(
         Path | None, typer.Option(help="A trained model to go on from, with its tokenizer; without it, a new one.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of a training that goes on from a model.")] = FURTHER_STEPS,
+    people_share: Annotated[
+        float, typer.Option(help="Share of people's problems in a training that goes on from a model.")
+    ] = PEOPLE_SHARE,
 ) -> None:
     """Train tokenizer and model, and save them into the package, the model in bfloat16."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
-    problems = read_people(people)
+    problems = read_people(*people)
 
     def prepare() -> None:
         if not (TOKENIZER_FOLDER / "tokenizer.json").exists():
@@ -442,7 +448,7 @@ def main(
         load_weights(model, start)
     if compile:
         compile_layers(model)
-    phases = (Phase(steps, MOST_STEPS, FURTHER_LONG_PROBABILITY),) if start else PHASES
+    phases = (Phase(steps, MOST_STEPS, FURTHER_LONG_PROBABILITY, people_share),) if start else PHASES
     seconds = sum(
         train_phase(
             model,

@@ -25,22 +25,23 @@ Solved = tuple[str, str]
 """Question and solution, as in GSM8K."""
 
 
-def read_people(path: Path, *, held_out: bool = False) -> list[Solved]:
-    """Read the problems of a file in GSM8K's format whose every step is one operation on whole numbers to 999.
+def read_people(*paths: Path, held_out: bool = False) -> list[Solved]:
+    """Read the problems of files in GSM8K's format whose every step is one operation on whole numbers to 999.
 
     One in ten is left out, because training never sees it; `held_out` reads these instead of the others.
 
     The chain becomes that of the generator, as the wording of people is too varied for so small a model.
     """
     chosen = []
-    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in map(json.loads, lines):
         *chain, answer = row["answer"].split("\n")
         steps = [found[0] for line in chain if len(found := ANNOTATED.findall(line)) == line.count("<<") == 1]
         numbers = [int(each) for left, _, right, result in steps for each in (left, right, result)]
         answer = answer.removeprefix("####").strip()
         if len(steps) == len(chain) > 0 and answer.isdigit() and max(*numbers, int(answer)) <= LARGEST:
-            lines = [write_step(*step) for step in steps]
-            chosen.append((" ".join(row["question"].split()), "\n".join([*lines, f"#### {answer}"])))
+            solution = [*(write_step(*step) for step in steps), f"#### {answer}"]
+            chosen.append((" ".join(row["question"].split()), "\n".join(solution)))
     return [each for each in chosen if is_held_out(each) == held_out]
 
 
