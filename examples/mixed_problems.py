@@ -3,8 +3,8 @@
     python examples/mixed_problems.py problems.jsonl --people gsm8k.jsonl --number 14700
 
 They are generated ones of the training split, problems that people wrote with other numbers where these can be
-replaced, and sums to practise on. All chains have the generator's lines. One seed gives the same problems everywhere,
-and fewer of them are the beginning of more.
+replaced, and sums to practise on. The chains of problems have the generator's lines. One seed gives the same problems
+everywhere, and fewer of them are the beginning of more.
 """
 
 import json
@@ -21,12 +21,11 @@ from training_texts import Solved, as_typed, read_people, renumbered, sums
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit
 
-SUMS_PROBABILITY = 0.06
 MOST_STEPS = 5
 """Most reasoning steps of a generated problem."""
 LONGER_STEPS, LONGER_PROBABILITY = (3, MOST_STEPS), 0.4
 """Reasoning steps of some of the generated problems, which otherwise have one or two mostly."""
-NUM_SUMS = 5
+NUM_SUMS = 8
 """Sums in an example that is sums alone."""
 SUM = re.compile(r"(\d+ [-+*/] \d+) = (\d+)")
 SEED = 50_000_000
@@ -35,12 +34,12 @@ SEED = 50_000_000
 
 def practice(rng: random.Random) -> Solved:
     """Return sums as a problem: they are the question, each is worked out in a line, the last result is the answer."""
-    lines = sums(rng).replace(". ", ".\n").split("\n")[:NUM_SUMS]
-    worked = [found.groups() for found in map(SUM.search, lines) if found]
-    return "; ".join(asked for asked, _ in worked), "\n".join([*lines, f"#### {worked[-1][1]}"])
+    worked = SUM.findall(sums(rng))[:NUM_SUMS]
+    chain = [f"{asked} = {result}" for asked, result in worked]
+    return "; ".join(asked for asked, _ in worked), "\n".join([*chain, f"#### {worked[-1][1]}"])
 
 
-def mix(people: list[Solved], people_share: float, seed: int) -> Iterator[Solved]:
+def mix(people: list[Solved], people_share: float, sums_share: float, seed: int) -> Iterator[Solved]:
     """Yield problems of all kinds, no two with the same question."""
     rng = random.Random(f"pretrained {seed}")
     shorter = generate("train", seed=seed, steps=(1, MOST_STEPS))
@@ -48,9 +47,9 @@ def mix(people: list[Solved], people_share: float, seed: int) -> Iterator[Solved
     asked = set[str]()
     while True:
         drawn = rng.random()
-        if drawn < SUMS_PROBABILITY:
+        if drawn < sums_share:
             told = practice(rng)
-        elif drawn < SUMS_PROBABILITY + people_share:
+        elif drawn < sums_share + people_share:
             told = as_typed(rng, renumbered(rng, rng.choice(people)))
         else:
             problem = next(longer if rng.random() < LONGER_PROBABILITY else shorter)
@@ -65,10 +64,11 @@ def main(
     people: Annotated[list[Path], typer.Option(help="Problems that people wrote, in GSM8K's format; give any number.")],
     number: Annotated[int, typer.Option(help="Problems to write.")],
     people_share: Annotated[float, typer.Option(help="Share of people's problems.")] = 0.2,
+    sums_share: Annotated[float, typer.Option(help="Share of examples that are sums alone.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = SEED,
 ) -> None:
     """Write problems with `question` and `answer`, in GSM8K's format."""
-    problems = islice(mix(read_people(*people), people_share, seed), number)
+    problems = islice(mix(read_people(*people), people_share, sums_share, seed), number)
     with commit(path) as part:
         lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in problems]
         part.write_text("".join(lines), encoding="utf-8")
