@@ -7,7 +7,6 @@ replaced, and sums to practise on. The chains of problems have the generator's l
 everywhere, and fewer of them are the beginning of more.
 """
 
-import json
 import random
 import re
 from collections.abc import Iterator
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from training_texts import Solved, as_typed, read_people, renumbered, sums
+from training_texts import Solved, as_typed, read_people, renumbered, sums, write_solved
 
 from ccot_cli.data.word_problems import generate
-from ccot_cli.files import commit
 
 MOST_STEPS = 5
 """Most reasoning steps of a generated problem."""
@@ -68,10 +66,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = SEED,
 ) -> None:
     """Write problems with `question` and `answer`, in GSM8K's format."""
-    problems = islice(mix(read_people(*people), people_share, sums_share, seed), number)
-    with commit(path) as part:
-        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in problems]
-        part.write_text("".join(lines), encoding="utf-8")
+    write_solved(islice(mix(read_people(*people), people_share, sums_share, seed), number), path)
 
 
 if __name__ == "__main__":

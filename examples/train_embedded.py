@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from safetensors.torch import load_file, save_file
-from training_texts import as_typed, read_people, renumbered, replaceable_stems, with_new_words
+from training_texts import as_typed, read_people, renumbered, replaceable_stems, with_new_words, write_solved
 
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.cli.plots import draw_frontier
@@ -134,9 +134,7 @@ def write_problems(people: Path, path: Path, seed: int) -> None:
         solutions.setdefault(question, solution)
     rows = list(solutions.items())
     rng.shuffle(rows)
-    with commit(path) as part:
-        lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in rows]
-        part.write_text("".join(lines), encoding="utf-8")
+    write_solved(rows, path)
 
 
 def train_methods(start: Path | None) -> None:
@@ -269,7 +267,7 @@ SETS = {
         {"data.test_source": str(RESEARCH / "everyday.jsonl")},
     ),
     "typed": MeasuredOn(
-        "{n:,} questions by writers who knew nothing of the project (`examples/research/typed.jsonl`):",
+        "{n:,} questions by a language model that knew nothing of the project (`examples/research/typed.jsonl`):",
         "ccot eval --data examples/research/typed.jsonl --min-confidence 0.6",
         {"data.test_source": str(RESEARCH / "typed.jsonl")},
     ),

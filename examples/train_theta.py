@@ -88,6 +88,7 @@ class Phase:
     long_probability: float
     """How often a generated problem has more than half of the most steps there are."""
     people_share: float = PEOPLE_SHARE
+    """How often a training problem is one that people wrote."""
 
 
 PHASES = (

@@ -5,12 +5,14 @@ import json
 import random
 import re
 from bisect import bisect_left
+from collections.abc import Iterable
 from pathlib import Path
 
 from renumber import LINE, retell
 
 from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, Step
 from ccot_cli.data.grammar import lexicon
+from ccot_cli.files import commit
 
 NEW_WORDS_PROBABILITY, REPLACED = 0.15, 0.7
 """How often a problem has words that do not exist, and how many of its nouns and names then are such."""
@@ -43,6 +45,13 @@ def read_people(*paths: Path, held_out: bool = False) -> list[Solved]:
             solution = [*(write_step(*step) for step in steps), f"#### {answer}"]
             chosen.append((" ".join(row["question"].split()), "\n".join(solution)))
     return [each for each in chosen if is_held_out(each) == held_out]
+
+
+def write_solved(problems: Iterable[Solved], path: Path) -> None:
+    """Write problems as JSON lines, in GSM8K's format; an interrupted call leaves the file as it was."""
+    lines = [json.dumps({"question": question, "answer": solution}) + "\n" for question, solution in problems]
+    with commit(path) as part:
+        part.write_text("".join(lines), encoding="utf-8")
 
 
 def renumbered(rng: random.Random, told: Solved) -> Solved:

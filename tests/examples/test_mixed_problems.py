@@ -7,11 +7,13 @@ from types import ModuleType
 
 import pytest
 
-from ccot_cli.data.arithmetic import equations_in
+from ccot_cli.data.arithmetic import Equation, equations_in
+from ccot_cli.data.families import Step
 from ccot_cli.data.problems import split_solution
 from examples.scripts import script
 
 PEOPLE = {"question": "Ana has 40 pens. She sells 15 and buys 6.", "answer": "<<40-15=25>>25.\n<<25+6=31>>31.\n#### 31"}
+TOLD = PEOPLE["question"], "Taking 15 from 40 leaves 40 - 15 = 25.\nAdding 25 and 6 gives 25 + 6 = 31.\n#### 31"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,12 @@ def people(tmp_path: Path) -> Path:
     return path
 
 
-def test_all_chains_have_the_generator_s_lines_and_end_in_the_answer(
+def write_step(step: Equation) -> str:
+    numbers = {"a": step.first, "b": step.second, "p": step.result}
+    return Step("p", "a", step.sign, "b").write({name: int(number) for name, number in numbers.items()})
+
+
+def test_problems_have_the_generator_s_lines_and_all_chains_end_in_the_answer(
     mixed: ModuleType, people: Path, tmp_path: Path
 ) -> None:
     mixed.main(tmp_path / "problems.jsonl", [people], number=300, people_share=0.2, sums_share=0.1, seed=7)
@@ -35,7 +42,10 @@ def test_all_chains_have_the_generator_s_lines_and_end_in_the_answer(
     for row in rows:
         chain, answer = split_solution(row["answer"])
         equations = equations_in(chain)
-        assert len(equations) == len(chain.splitlines()) <= max(mixed.MOST_STEPS, mixed.NUM_SUMS)
+        assert len(equations) == len(chain.splitlines())
+        if row["question"].count(";") < mixed.NUM_SUMS - 1:
+            assert len(equations) <= mixed.MOST_STEPS
+            assert chain.splitlines() == [write_step(each) for each in equations]
         assert str(equations[-1].result) == answer
     told_by_people = [row for row in rows if row["question"].lower().startswith("ana has")]
     practised = [row for row in rows if row["question"].count(";") == mixed.NUM_SUMS - 1]
@@ -43,15 +53,14 @@ def test_all_chains_have_the_generator_s_lines_and_end_in_the_answer(
     assert 15 < len(practised) < 50
 
 
-def test_sums_are_worked_out_in_the_order_in_which_they_are_asked(mixed: ModuleType, people: Path) -> None:
-    told = mixed.mix([(PEOPLE["question"], PEOPLE["answer"])], 0.2, 0.1, seed=7)
+def test_sums_are_worked_out_in_the_order_in_which_they_are_asked(mixed: ModuleType) -> None:
+    told = mixed.mix([TOLD], 0.2, 0.1, seed=7)
     question, solution = next(each for each in told if each[0].count(";") == mixed.NUM_SUMS - 1)
     chain, _ = split_solution(solution)
     assert [line.split(" = ")[0] for line in chain.splitlines()] == question.split("; ")
 
 
 def test_fewer_problems_are_the_beginning_of_more(mixed: ModuleType) -> None:
-    told = [(PEOPLE["question"], "Taking 15 from 40 leaves 40 - 15 = 25.\nAdding 25 and 6 gives 25 + 6 = 31.\n#### 31")]
-    more = [*islice(mixed.mix(told, 0.2, 0.1, seed=7), 40)]
-    assert [*islice(mixed.mix(told, 0.2, 0.1, seed=7), 20)] == more[:20]
-    assert [*islice(mixed.mix(told, 0.2, 0.1, seed=8), 20)] != more[:20]
+    more = [*islice(mixed.mix([TOLD], 0.2, 0.1, seed=7), 40)]
+    assert [*islice(mixed.mix([TOLD], 0.2, 0.1, seed=7), 20)] == more[:20]
+    assert [*islice(mixed.mix([TOLD], 0.2, 0.1, seed=8), 20)] != more[:20]
