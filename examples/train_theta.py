@@ -4,10 +4,10 @@
     python examples/train_theta.py --people gsm8k.jsonl --bfloat16 --start src/ccot_cli/embedded
     torchrun --nproc-per-node 2 -- examples/train_theta.py --people gsm8k.jsonl --device cpu --compile    # on two cores
 
-The first command begins with fresh weights; the second goes on from a trained model and keeps its tokenizer. After an
-interruption, the same command resumes. The model goes to src/ccot_cli/embedded/, checkpoints and logs to build/theta/.
-When you go on from a model, first move the checkpoints of its training away. Then `train_embedded.py` makes the methods
-anew, because they belong to the old weights.
+The first command begins with fresh weights; the second goes on from a trained model. The tokenizer is made anew either
+way, because problems may have new words. After an interruption, the same command resumes. The model goes to
+src/ccot_cli/embedded/, checkpoints and logs to build/theta/. When you go on from a model, first move the checkpoints of
+its training away. Then `train_embedded.py` makes the methods anew, because they belong to the old weights.
 
 Dimensions: B batch, T tokens of query and solution, M of them with a loss, D width, V vocabulary.
 """
@@ -68,7 +68,7 @@ CHECKPOINT_STEPS = 100
 QUESTION_WEIGHT = 0.3
 """Weight of a question's token in the loss. Predicting questions teaches their language: θ answers more of them."""
 NUM_TOKENIZER_PROBLEMS = 20_000
-NUM_WORDS = 5_000
+NUM_WORDS = 6_500
 PEOPLE_SHARE = 0.05
 """How often a training problem is one that people wrote, with other numbers where these can be replaced."""
 SUMS_PROBABILITY = 0.1
@@ -130,12 +130,21 @@ def make_model(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH, device: t
 
 
 @torch.no_grad()
-def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
-    """Give θ the weights of a trained one, which has the same tokenizer."""
+def load_weights(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Give θ the weights of a trained one; a new token's vector becomes the mean of those that the old one cut it into.
+
+    Args:
+        tokenizer: θ's.
+        folder: The trained model, with its tokenizer.
+    """
     state = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).model.state_dict()
+    old_VD = state.pop("embed_tokens.weight")
+    cut = PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer.model.tokenize
+    words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    pieces = [[piece.id for piece in cut(word)] for word in words]
     vectors = model.model.embed_tokens.parametrizations.weight
     vectors[0].digits.zero_()
-    vectors.original.copy_(state.pop("embed_tokens.weight"))
+    vectors.original.copy_(torch.stack([old_VD[ids].mean(dim=0) for ids in pieces]))
     model.model.load_state_dict(state, strict=False)
 
 
@@ -425,9 +434,7 @@ def main(
     ] = False,
     batch_size: Annotated[int, typer.Option(help="Examples of a step.")] = BATCH_SIZE,
     rate: Annotated[float, typer.Option(help="Highest learning rate of the layers' matrices.")] = MUON_RATE,
-    start: Annotated[
-        Path | None, typer.Option(help="A trained model to go on from, with its tokenizer; without it, a new one.")
-    ] = None,
+    start: Annotated[Path | None, typer.Option(help="A trained model to go on from; without it, a new one.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of a training that goes on from a model.")] = FURTHER_STEPS,
     people_share: Annotated[
         float, typer.Option(help="Share of people's problems in a training that goes on from a model.")
@@ -439,14 +446,13 @@ def main(
 
     def prepare() -> None:
         if not (TOKENIZER_FOLDER / "tokenizer.json").exists():
-            made = PreTrainedTokenizerFast.from_pretrained(start) if start else make_tokenizer(problems)
-            made.save_pretrained(TOKENIZER_FOLDER)
+            make_tokenizer(problems).save_pretrained(TOKENIZER_FOLDER)
 
     ranks.first(prepare)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER_FOLDER)
     model, encoder = make_model(tokenizer, device=resolve_device(device)), Encoder(tokenizer, Template())
     if start:
-        load_weights(model, start)
+        load_weights(model, tokenizer, start)
     if compile:
         compile_layers(model)
     phases = (Phase(steps, MOST_STEPS, FURTHER_LONG_PROBABILITY, people_share),) if start else PHASES

@@ -52,6 +52,32 @@ def test_ranks_learn_what_one_process_does(theta: ModuleType, monkeypatch: pytes
         assert [line[name] for line in lines] == pytest.approx([line[name] for line in expected], rel=1e-3)
 
 
+def test_a_training_goes_on_with_a_tokenizer_that_knows_more_words(theta: ModuleType, tmp_path: Path) -> None:
+    old, new = (
+        theta.train_tokenizer(["two wi ves and a wi fe"] + texts, num_words=300)
+        for texts in ([], ["my wife and her wife"] * 9)
+    )
+    trained = theta.make_model(old, 32)
+    trained.model.embed_tokens.parametrizations.weight[0].digits.data.normal_()
+    plain = theta.with_plain_vectors(trained)
+    plain.save_pretrained(tmp_path)
+    old.save_pretrained(tmp_path)
+
+    model = theta.make_model(new, 32)
+    theta.load_weights(model, new, tmp_path)
+    vectors_VD, old_VD = model.model.embed_tokens.weight, plain.model.embed_tokens.weight
+    word = new.convert_tokens_to_ids("Ġwife")
+    assert len(pieces := old.encode(" wife", add_special_tokens=False)) > 1
+    assert new.encode(" wife", add_special_tokens=False) == [word]
+    assert torch.equal(vectors_VD[word], old_VD[pieces].mean(dim=0))
+    for known in ("7", "Ġ312", "</s>"):
+        assert torch.equal(vectors_VD[new.convert_tokens_to_ids(known)], old_VD[old.convert_tokens_to_ids(known)])
+    ids_BT, old_ids_BT = (torch.tensor([each.encode("12 + 30 = 42")]) for each in (new, old))
+    with torch.no_grad():
+        states_BTD = model.model(input_ids=ids_BT).last_hidden_state
+        torch.testing.assert_close(states_BTD, plain.model(input_ids=old_ids_BT).last_hidden_state)
+
+
 def test_processes_make_the_same_batches(theta: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(EMBEDDED_FOLDER), Template())
     make_pool = theta.PoolMaker(encoder, 0, theta.Phase(99, 2, 0.0), PEOPLE, [], batch_size=2)
