@@ -1,14 +1,15 @@
 """Train the methods of the embedded model, θ of `train_theta.py`, and measure them.
 
-    python examples/train_embedded.py --people gsm8k.jsonl --test-people people.jsonl    # everything, on a GPU
+    P="--people gsm8k.jsonl --people examples/written_problems.jsonl"
+    python examples/train_embedded.py $P --test-people people.jsonl    # everything, on a GPU
     python examples/train_embedded.py ... --start FOLDER   # φ and ψ go on from those of other methods
     python examples/train_embedded.py --only domain        # the record of the training questions
     python examples/train_embedded.py --only calibration   # of confidence, for what is shipped
     python examples/train_embedded.py --only card --test-people people.jsonl
 
-`--people` is GSM8K's training file, and `--test-people` a file of `research/people.py`. After an interruption, the same
-command resumes. Results go to src/ccot_cli/embedded/, the workspace with its logs to build/embedded/. A stage that is
-finished there is not repeated, so any of them can be run in another way first:
+`--people` are files in GSM8K's format to learn from, `--test-people` is one of `research/people.py`. After an
+interruption, the same command resumes. Results go to src/ccot_cli/embedded/, the workspace with its logs to
+build/embedded/. A stage that is finished there is not repeated, so any of them can be run in another way first:
 
     torchrun --nproc-per-node 2 -m ccot_cli train-phi -w build/embedded/methods --ratio 0.3
 """
@@ -111,11 +112,11 @@ FOR_DIRECT: dict[str, Any] = {
 """As many examples, and as many weights that learn, as φ and ψ have together at the first ratio."""
 
 
-def write_problems(people: Path, path: Path, seed: int) -> None:
+def write_problems(people: list[Path], path: Path, seed: int) -> None:
     """Write the problems that the methods learn from: people's, these with other numbers, and generated ones.
 
     Args:
-        people: GSM8K's training file.
+        people: Files in GSM8K's format.
         path: Where to write, unless it is there already.
         seed: Of the generated problems, and of what is drawn otherwise.
     """
@@ -123,7 +124,7 @@ def write_problems(people: Path, path: Path, seed: int) -> None:
         return
     rng, stems = random.Random(f"methods {seed}"), replaceable_stems()
     generated, longer = generate("train", seed=seed), generate("train", seed=seed, steps=LONGER_STEPS)
-    told = read_people(people)
+    told = read_people(*people)
     solutions = dict(told)
     for _ in range(NUM_RETELLINGS):
         solutions = dict(renumbered(rng, each) for each in told) | solutions
@@ -361,7 +362,8 @@ another seed than those of the table, on people's with an even hash, and on held
 
 def main(
     people: Annotated[
-        Path | None, typer.Option(help="Problems that people wrote, to learn from: the training file of GSM8K.")
+        list[Path] | None,
+        typer.Option(help="Problems that people wrote, to learn from, in GSM8K's format; give any number of files."),
     ] = None,
     only: Annotated[
         Literal["all", "calibration", "domain", "card"],

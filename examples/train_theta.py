@@ -61,10 +61,13 @@ WIDTH, HEAD_WIDTH = 192, 32
 CPU = torch.device("cpu")
 BATCH_SIZE = 512
 POOL_BATCHES = 32
+SEEDS_OF_PHASE = 1_000_000
 MUON_RATE, ADAM_SHARE = 3e-3, 2 / 3
 """Muon's highest learning rate, and AdamW's as a share of it. They fall linearly to zero over all phases."""
 WARM_UP_STEPS = 100
 CHECKPOINT_STEPS = 100
+CPU_ROWS = 16
+"""Rows of a backward pass on a CPU: more take memory, which is slow to get, and are no faster."""
 QUESTION_WEIGHT = 0.3
 """Weight of a question's token in the loss. Predicting questions teaches their language: θ answers more of them."""
 NUM_TOKENIZER_PROBLEMS = 20_000
@@ -217,8 +220,8 @@ class PoolMaker:
     """Makes pools of batches of fresh training problems; one pool depends on nothing but the step it is for."""
 
     encoder: Encoder
-    number: int
-    """The phase's, from 0."""
+    first_seed: int
+    """That of the pool for step 0; the pool for another step has this seed and the step."""
     phase: Phase
     people: list[Solved]
     """Problems that people wrote, which are mixed in."""
@@ -228,7 +231,7 @@ class PoolMaker:
 
     def __call__(self, step: int) -> list[Batch]:
         """Make the batches of `POOL_BATCHES` steps from `step` on, each of examples of similar length."""
-        seed = self.number * 1_000_000 + step
+        seed = self.first_seed + step
         rng = random.Random(seed)
         generated = generate("train", seed=seed, steps=(1, self.phase.most_steps))
         long = generate("train", seed=seed, steps=(MOST_STEPS // 2 + 1, MOST_STEPS))
@@ -323,18 +326,12 @@ class ThetaTraining:
         """
         device = self.model.device
         total = weight_BT[:, 1:].sum().to(device)
-        ids_BT, weight_BT = (each_BT[ranks.rank() :: ranks.size()].to(device) for each_BT in (ids_BT, weight_BT))
-        target_BT, weight_BT = ids_BT[:, 1:], weight_BT[:, 1:]
-        has_loss_BT = weight_BT > 0
-        with parametrize.cached(), torch.autocast(device.type, torch.bfloat16, enabled=self.in_bfloat16):
-            vectors_VD = self.model.model.embed_tokens.weight
-            hidden_BTD = self.model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
-            logits_MV, target_M = F.linear(hidden_BTD[has_loss_BT], vectors_VD).float(), target_BT[has_loss_BT]
-        weight_M = weight_BT[has_loss_BT] / total
-        loss = (F.cross_entropy(logits_MV, target_M, reduction="none") * weight_M).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        right = ((logits_MV.argmax(-1) == target_M) * weight_M).sum()
-        figures = sum_of_ranks(list(self.model.parameters()), [loss.item(), right.item()])
+        num_rows = CPU_ROWS if device == CPU else len(ids_BT)
+        ids, weights = (
+            torch.split(each_BT[ranks.rank() :: ranks.size()].to(device), num_rows) for each_BT in (ids_BT, weight_BT)
+        )
+        parts = [self._backward(*part, total) for part in zip(ids, weights, strict=True)]
+        figures = sum_of_ranks(list(self.model.parameters()), [sum(each) for each in zip(*parts, strict=True)])
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         rise = min(1.0, (self.step + 1) / WARM_UP_STEPS)
         done = sum(phase.steps for phase in self.phases[: self.number]) + self.step
@@ -347,6 +344,20 @@ class ThetaTraining:
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
         return figures[0], figures[1]
+
+    def _backward(self, ids_BT: Tensor, weight_BT: Tensor, total: Tensor) -> tuple[float, float]:
+        """Add some rows' gradients to those that are there; return their shares of the loss and of the accuracy."""
+        target_BT, weight_BT = ids_BT[:, 1:], weight_BT[:, 1:]
+        has_loss_BT = weight_BT > 0
+        with parametrize.cached(), torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.in_bfloat16):
+            vectors_VD = self.model.model.embed_tokens.weight
+            hidden_BTD = self.model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
+            logits_MV, target_M = F.linear(hidden_BTD[has_loss_BT], vectors_VD).float(), target_BT[has_loss_BT]
+        weight_M = weight_BT[has_loss_BT] / total
+        loss = (F.cross_entropy(logits_MV, target_M, reduction="none") * weight_M).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        right = ((logits_MV.argmax(-1) == target_M) * weight_M).sum()
+        return loss.item(), right.item()
 
     @property
     def _state(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
@@ -390,13 +401,19 @@ def train_phase(
     batch_size: int = BATCH_SIZE,
     rate: float = MUON_RATE,
     workers: int = 0,
+    run: int = 0,
 ) -> float:
-    """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took."""
+    """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took.
+
+    Args:
+        run: How many trainings came before; each has problems of its own.
+    """
     training, num_steps = ThetaTraining(model, number, in_bfloat16, phases, rate), phases[number].steps
     checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
     if ranks.first(checkpoint.exists):
         training.resume(checkpoint)
-    make_pool = PoolMaker(encoder, number, phases[number], people, replaceable_stems(), batch_size)
+    first_seed = SEEDS_OF_PHASE * (len(PHASES) * run + number)
+    make_pool = PoolMaker(encoder, first_seed, phases[number], people, replaceable_stems(), batch_size)
     batches = make_batches(make_pool, range(training.step, num_steps), workers=workers)
     lines = ranks.first(lambda: read_lines(log) if log.exists() else [])
     lines = [line for line in lines if line["step"] <= training.step]
@@ -455,6 +472,7 @@ def main(
         load_weights(model, tokenizer, start)
     if compile:
         compile_layers(model)
+    earlier = json.loads((start / RECORD_FILE).read_text()) if start else []
     phases = (Phase(steps, MOST_STEPS, FURTHER_LONG_PROBABILITY, people_share),) if start else PHASES
     seconds = sum(
         train_phase(
@@ -467,6 +485,7 @@ def main(
             batch_size=batch_size,
             rate=rate,
             workers=workers,
+            run=len(earlier),
         )
         for number in range(len(phases))
     )
@@ -476,7 +495,6 @@ def main(
     tokenizer.save_pretrained(EMBEDDED_FOLDER)
     with_plain_vectors(model).bfloat16().save_pretrained(EMBEDDED_FOLDER)
     set_usual_mode(EMBEDDED_FOLDER / "model.safetensors")
-    earlier = json.loads((start / RECORD_FILE).read_text()) if start else []
     run = {"steps": sum(phase.steps for phase in phases), "seconds": seconds, "what": "as the script is now"}
     write_json(EMBEDDED_FOLDER / RECORD_FILE, [*earlier, run])
 

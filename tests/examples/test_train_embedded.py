@@ -48,7 +48,7 @@ def test_people_s_problems_are_there_as_they_are_and_told_again(
     training: ModuleType, people: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "problems.jsonl"
-    training.write_problems(people, path, seed=1)
+    training.write_problems([people], path, seed=1)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     questions = [row["question"] for row in rows]
     assert len({*questions}) == len(rows) == NUM_PROBLEMS
@@ -62,12 +62,12 @@ def test_people_s_problems_are_there_as_they_are_and_told_again(
     # The numbers of the other one cannot be replaced: both are 6.
     assert sum("How many do" in question and "boxes hold" in question for question in questions) == 1
     other = tmp_path / "other.jsonl"
-    training.write_problems(people, other, seed=2)
+    training.write_problems([people], other, seed=2)
     shared = {*questions} & {json.loads(line)["question"] for line in other.read_text().splitlines()}
     assert {PEOPLE[0][0], PEOPLE[1][0]} <= shared
     assert len(shared) <= 1 + 1 + training.NUM_RETELLINGS  # none that was generated
     written = path.read_bytes()
-    training.write_problems(people, path, seed=1)
+    training.write_problems([people], path, seed=1)
     assert path.read_bytes() == written
 
 

@@ -42,6 +42,7 @@ def test_ranks_learn_what_one_process_does(theta: ModuleType, monkeypatch: pytes
     # What is there already is not trained again, whatever the weights were before.
     resumed, lines = train()
     monkeypatch.setattr(theta, "BUILD_FOLDER", tmp_path / "alone")
+    monkeypatch.setattr(theta, "CPU_ROWS", theta.BATCH_SIZE)  # a whole batch in one backward pass
     theta.BUILD_FOLDER.mkdir()
     alone, expected = train()
     assert torch.equal(first[0], second[0])
@@ -54,7 +55,7 @@ def test_ranks_learn_what_one_process_does(theta: ModuleType, monkeypatch: pytes
 
 def test_a_training_goes_on_with_a_tokenizer_that_knows_more_words(theta: ModuleType, tmp_path: Path) -> None:
     old, new = (
-        theta.train_tokenizer(["two wi ves and a wi fe"] + texts, num_words=300)
+        theta.train_tokenizer(["two wi ves and a wi fe", *texts], num_words=300)
         for texts in ([], ["my wife and her wife"] * 9)
     )
     trained = theta.make_model(old, 32)
@@ -76,6 +77,20 @@ def test_a_training_goes_on_with_a_tokenizer_that_knows_more_words(theta: Module
     with torch.no_grad():
         states_BTD = model.model(input_ids=ids_BT).last_hidden_state
         torch.testing.assert_close(states_BTD, plain.model(input_ids=old_ids_BT).last_hidden_state)
+
+
+def test_a_training_that_goes_on_has_problems_of_its_own(theta: ModuleType, tmp_path: Path) -> None:
+    encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(EMBEDDED_FOLDER), Template())
+
+    def loss(run: int) -> float:
+        model = theta.make_model(encoder.tokenizer, 32)
+        phases = (theta.Phase(1, 1, 0.0),)
+        theta.train_phase(model, encoder, 0, PEOPLE, phases=phases, in_bfloat16=False, batch_size=4, run=run)
+        (tmp_path / "theta-0.safetensors").unlink()
+        [line] = theta.read_lines(tmp_path / "theta-0.jsonl")
+        return float(line["loss"])
+
+    assert loss(1) == loss(1) != loss(0)
 
 
 def test_processes_make_the_same_batches(theta: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
