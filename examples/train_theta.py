@@ -62,6 +62,7 @@ CPU = torch.device("cpu")
 BATCH_SIZE = 512
 POOL_BATCHES = 32
 SEEDS_OF_PHASE = 1_000_000
+"""How many seeds of problems a phase has for itself."""
 MUON_RATE, ADAM_SHARE = 3e-3, 2 / 3
 """Muon's highest learning rate, and AdamW's as a share of it. They fall linearly to zero over all phases."""
 WARM_UP_STEPS = 100
