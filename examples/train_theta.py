@@ -143,9 +143,9 @@ def load_weights(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fo
     """
     state = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).model.state_dict()
     old_VD = state.pop("embed_tokens.weight")
-    cut = PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer.model.tokenize
+    tokenize = PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer.model.tokenize
     words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    pieces = [[piece.id for piece in cut(word)] for word in words]
+    pieces = [[piece.id for piece in tokenize(word)] for word in words]
     vectors = model.model.embed_tokens.parametrizations.weight
     vectors[0].digits.zero_()
     vectors.original.copy_(torch.stack([old_VD[ids].mean(dim=0) for ids in pieces]))

@@ -7,8 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from ccot_cli.data.arithmetic import Equation, equations_in
-from ccot_cli.data.families import Step
+from ccot_cli.data.arithmetic import equations_in
 from ccot_cli.data.problems import split_solution
 from examples.scripts import script
 
@@ -28,14 +27,10 @@ def people(tmp_path: Path) -> Path:
     return path
 
 
-def write_step(step: Equation) -> str:
-    numbers = {"a": step.first, "b": step.second, "p": step.result}
-    return Step("p", "a", step.sign, "b").write({name: int(number) for name, number in numbers.items()})
-
-
 def test_problems_have_the_generator_s_lines_and_all_chains_end_in_the_answer(
     mixed: ModuleType, people: Path, tmp_path: Path
 ) -> None:
+    write_step = script("training_texts.py").write_step
     mixed.main(tmp_path / "problems.jsonl", [people], number=300, people_share=0.2, sums_share=0.1, seed=7)
     rows = [*map(json.loads, (tmp_path / "problems.jsonl").read_text().splitlines())]
     assert len({row["question"] for row in rows}) == len(rows) == 300
@@ -45,7 +40,8 @@ def test_problems_have_the_generator_s_lines_and_all_chains_end_in_the_answer(
         assert len(equations) == len(chain.splitlines())
         if row["question"].count(";") < mixed.NUM_SUMS - 1:
             assert len(equations) <= mixed.MOST_STEPS
-            assert chain.splitlines() == [write_step(each) for each in equations]
+            written = [write_step(each.first, each.sign, each.second, each.result) for each in equations]
+            assert chain.splitlines() == written
         assert str(equations[-1].result) == answer
     told_by_people = [row for row in rows if row["question"].lower().startswith("ana has")]
     practised = [row for row in rows if row["question"].count(";") == mixed.NUM_SUMS - 1]
