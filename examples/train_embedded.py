@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from safetensors.torch import load_file, save_file
-from training_texts import as_typed, read_people, renumbered, replaceable_stems, with_new_words, write_solved
+from training_texts import read_people, renumbered, replaceable_stems, varied, write_solved
 
 from ccot_cli.cli.console import TerminalProgress
 from ccot_cli.cli.plots import draw_frontier
@@ -127,11 +127,10 @@ def write_problems(people: list[Path], path: Path, seed: int) -> None:
     told = read_people(*people)
     solutions = dict(told)
     for _ in range(NUM_RETELLINGS):
-        solutions = dict(renumbered(rng, each) for each in told) | solutions
+        solutions = dict(varied(rng, stems, renumbered(rng, each)) for each in told) | solutions
     while len(solutions) < NUM_PROBLEMS:
         problem = next(longer if rng.random() < LONGER_PROBABILITY else generated)
-        renamed = with_new_words(rng, stems, (problem.question, problem.solution))
-        question, solution = as_typed(rng, renamed)
+        question, solution = varied(rng, stems, (problem.question, problem.solution))
         solutions.setdefault(question, solution)
     rows = list(solutions.items())
     rng.shuffle(rows)

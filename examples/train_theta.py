@@ -31,7 +31,7 @@ import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from training_texts import Solved, as_typed, read_people, renumbered, replaceable_stems, sums, with_new_words
+from training_texts import Solved, read_people, renumbered, replaceable_stems, sums, varied
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ccot_cli import ranks
@@ -252,7 +252,7 @@ class PoolMaker:
         else:
             problem = next(long if rng.random() < self.phase.long_probability else generated)
             told = problem.question, problem.solution
-        told = as_typed(rng, with_new_words(rng, self.stems, told))
+        told = varied(rng, self.stems, told)
         return encode(self.encoder, told, question_weight=QUESTION_WEIGHT)
 
     def _practice(self, rng: random.Random) -> Example:

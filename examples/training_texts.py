@@ -12,14 +12,19 @@ from renumber import LINE, retell
 
 from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, Step
 from ccot_cli.data.grammar import lexicon
+from ccot_cli.data.numerals import LARGEST_IN_WORDS, write_numeral
 from ccot_cli.files import commit
 
 NEW_WORDS_PROBABILITY, REPLACED = 0.15, 0.7
 """How often a problem has words that do not exist, and how many of its nouns and names then are such."""
 TYPED_PROBABILITY = 0.15
 """How often a question lacks some of its commas, apostrophes, capitals, and the mark at its end, as people type."""
+NUMERALS_PROBABILITY, LARGEST_NUMERALS = 0.1, (20, 100, LARGEST_IN_WORDS)
+"""How often a question has its numbers in words, and the largest that such a question writes so."""
 NUM_SUMS = 10
 """Sums in an example that is sums alone."""
+NUMBER = re.compile(r"(?<![\w$£€.,:/-])\d{1,3}(?![\w.,:/%-]*\d|[%:/])\b")
+"""A whole number that may be written in words: no part of a time, a price, a decimal, a share."""
 ANNOTATED = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
 """A step of GSM8K's chains."""
 
@@ -79,6 +84,11 @@ def replaceable_stems() -> list[str]:
     return sorted({word.lower().removesuffix("s") for word in nouns | names if len(word) >= 4 and word.isalpha()})
 
 
+def varied(rng: random.Random, stems: list[str], told: Solved) -> Solved:
+    """Put new words into some problems, write the numbers of some in words, and some as people type them."""
+    return as_typed(rng, with_numerals(rng, with_new_words(rng, stems, told)))
+
+
 def with_new_words(rng: random.Random, stems: list[str], told: Solved) -> Solved:
     """Put words that do not exist, made of two that do, in the place of some problems' nouns and names.
 
@@ -103,6 +113,23 @@ def with_new_words(rng: random.Random, stems: list[str], told: Solved) -> Solved
         pattern = re.compile(rf"\b({stem})(s?)\b", re.IGNORECASE)
         question, solution = pattern.sub(replace, question), pattern.sub(replace, solution)
     return question, solution
+
+
+def with_numerals(rng: random.Random, told: Solved) -> Solved:
+    """Write some questions with numbers in words; the chains keep digits."""
+    if rng.random() > NUMERALS_PROBABILITY:
+        return told
+    question, solution = told
+    largest, conjunction, joint = rng.choice(LARGEST_NUMERALS), rng.random() < 0.5, rng.choice("- ")
+
+    def replace(found: re.Match[str]) -> str:
+        if int(found[0]) > largest:
+            return found[0]
+        words = write_numeral(int(found[0]), conjunction=conjunction).replace("-", joint)
+        is_first = not found.start() or question[: found.start()].endswith((". ", "? ", "! "))
+        return words.capitalize() if is_first else words
+
+    return NUMBER.sub(replace, question), solution
 
 
 def as_typed(rng: random.Random, told: Solved) -> Solved:

@@ -29,6 +29,7 @@ def results(*numbers: int | None) -> list[Fraction | None]:
         ("Twenty-five pens at $1,234.50 each, and a dozen at 5%.", ["25", "1234.5", "12", "5", "100"]),
         ("It is -5 degrees; 7-4 is three.", ["-5", "7", "4", "3"]),
         ("Someone often has no stone.", []),
+        ("A hundred of two hundred and six, and zero.", ["100", "206", "0"]),
         ("9" * 31 + " pens and 3", ["3"]),
         ("A fourth of 20, or two fourths?", ["4", "20", "2", "4"]),
         ("$.50 and .5 and 2.5, but the end.5 more", [".5", ".5", "2.5", "5"]),

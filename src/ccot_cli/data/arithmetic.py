@@ -12,7 +12,7 @@ from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 
 from ccot_cli.data.answers import is_correct
-from ccot_cli.data.questions import NUMBER_WORDS, ONES, TENS
+from ccot_cli.data.numerals import NUMERAL, read_numeral
 
 CONSTANTS = {
     **dict.fromkeys("twice double doubles doubled half halves halve halved halfway couple pair".split(), 2),
@@ -25,8 +25,7 @@ CONSTANTS = {
 """Numbers that a question gives by a word. No other constant is known."""
 
 _DIGITS = r"(?:(?<![\w.])[-\u2212]\$?)?(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|(?<![\w.])\.[0-9]++)"
-_WORDS = {**NUMBER_WORDS, **CONSTANTS}
-_NUMBER = re.compile(rf"(?P<digits>{_DIGITS})|(?P<tens>{'|'.join(TENS)})-(?P<unit>{'|'.join(ONES[1:10])})\b|%|[a-z]+")
+_NUMBER = re.compile(rf"(?P<digits>{_DIGITS})|(?P<words>{NUMERAL})|%|[a-z]+")
 _WHOLE = re.compile(_DIGITS)
 _RESULT = re.compile(rf"=\s*\$?\s*({_DIGITS})(?! *[-\u2212+*/x×] *[\d$(.])")
 _EQUATION = re.compile(rf"({_DIGITS})\s*([-+*/])\s*\$?({_DIGITS})\s*=\s*\$?({_DIGITS})")
@@ -60,10 +59,10 @@ def numbers_in(question: str) -> list[Fraction]:
     for match in _NUMBER.finditer(question.lower()):
         if match["digits"]:
             found.append(read_number(match["digits"]))
-        elif match["tens"]:
-            found.append(Fraction(NUMBER_WORDS[match["tens"]] + NUMBER_WORDS[match["unit"]]))
-        elif match[0] in _WORDS:
-            found.append(Fraction(_WORDS[match[0]]))
+        elif match["words"]:
+            found.append(Fraction(read_numeral(match["words"])))
+        elif match[0] in CONSTANTS:
+            found.append(Fraction(CONSTANTS[match[0]]))
     return [number for number in found if number is not None]
 
 

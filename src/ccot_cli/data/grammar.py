@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from ccot_cli.data.questions import NUMBER_WORDS
+from ccot_cli.data.numerals import ONES, TENS
 
 FORMS = files("ccot_cli.data") / "forms"
 LEXICON_FILE, STORIES_FILE = "lexicon.yaml", "stories.yaml"
@@ -34,7 +34,7 @@ PRONOUNS = {
 }
 ANY_OBJECT = ("food", "fruit", "toy", "school", "nature", "flower", "clothes", "craft", "collection", "sport", "baked")
 """Categories of portable things."""
-SMALL_NUMBERS = [word for word, number in NUMBER_WORDS.items() if number <= 20]
+SMALL_NUMBERS = [*ONES, TENS[0]]
 """Those from 0 on, in words."""
 TITLES = {"women": ("Mrs.", "Ms."), "men": ("Mr.",)}
 TITLE_PROBABILITY = 0.06

@@ -8,21 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ccot_cli.data.numerals import ONES, TENS
+
 TOKEN = re.compile(r"\d+(?:[.,/]\d+)*|[^\W\d_]+|'[a-z]+|[^\w\s]|_")
 SENTENCE_END = re.compile(r"(?<=[.?!])(?<!\bmr\.)(?<!\bms\.)(?<!\bmrs\.)\s+", re.I)
 
-ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen"
-).split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-NUMBER_WORDS = {
-    **{word: number for number, word in enumerate(ONES)},
-    **{word: 10 * number for number, word in enumerate(TENS, start=2)},
-    "hundred": 100,
-}
-"""By word, the smallest first."""
-GIVEN_WORDS = frozenset(NUMBER_WORDS) - {"zero"}
+GIVEN_WORDS = frozenset([*ONES[1:], *TENS, "hundred"])
 """Those that give a number of a problem."""
 SHARES = frozenset(
     "half halve halves halved twice double doubles doubled triple triples tripled third thirds fourth quarter quarters"
