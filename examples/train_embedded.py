@@ -62,9 +62,11 @@ METRICS, FRONTIER = EMBEDDED_FOLDER / METRICS_FILE, Path("docs/frontier.svg")
 """What the tables and the picture of the pages show."""
 PEOPLE = "people"
 """The set of test problems that people wrote."""
-NUM_RETELLINGS = 4
+NUM_RETELLINGS = 2
 """How often each problem of people that can be told with other numbers is."""
-NUM_DOMAIN_PROBLEMS = 50_000
+WRITTEN, OTHER_TEXTS = Path("examples/written_problems.jsonl"), Path("examples/other_texts.jsonl")
+NUM_DOMAIN_PROBLEMS = 20_000
+"""Of the generator, in the record of training questions; about as many as writers wrote."""
 LEAST_CONFIDENCE = 0.5
 """Below this calibrated confidence an answer is called a guess: it is more likely wrong than right."""
 LONGER_STEPS, LONGER_PROBABILITY = (3, MOST_STEPS), 0.4
@@ -223,9 +225,11 @@ def calibrate_methods() -> None:
 
 
 def make_domain() -> Domain:
-    """Record the wording of training questions, so that `ccot ask` notices others."""
-    problems = islice(generate("train"), NUM_DOMAIN_PROBLEMS)
-    return Domain.learn((problem.question for problem in problems), least_confidence=LEAST_CONFIDENCE)
+    """Record the wording of problems and of other texts, so that `ccot ask` notices these."""
+    generated = [problem.question for problem in islice(generate("train"), NUM_DOMAIN_PROBLEMS)]
+    written = [question for question, _ in read_people(WRITTEN)]
+    others = [json.loads(line)["text"] for line in OTHER_TEXTS.read_text(encoding="utf-8").splitlines()]
+    return Domain.learn([*generated, *written], others, least_confidence=LEAST_CONFIDENCE)
 
 
 class MeasuredOn(NamedTuple):

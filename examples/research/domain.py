@@ -5,8 +5,8 @@
 
 The table says how many of a kind of question are called outside the model's domain, and the exact match of both parts
 if the right answers are known. Of people, problems in reach are taken (`people.py`), in two halves by their hash.
-The other texts are the sections of `not_problems.txt`. Thresholds and lists of words were chosen on the even half and
-on the sections that are not named `report`; those were written afterwards.
+Nothing of these was learned from, but what counts of a text was chosen on a part of `../other_texts.jsonl` and of
+`../written_problems.jsonl` that was held out then, and on the sections of `not_problems.txt`.
 """
 
 import json
@@ -30,7 +30,8 @@ from ccot_cli.stages.ask import Asker
 
 SEED = 2
 """Of the generator; nothing was chosen on these problems."""
-NOT_PROBLEMS = Path(__file__).parent / "not_problems.txt"
+RESEARCH = Path(__file__).parent
+NOT_PROBLEMS = RESEARCH / "not_problems.txt"
 LEAST_ANSWERS = 20
 """Of fewer no exact match is given."""
 COLUMNS = {"questions": "{}", "number": "{:,}"}
@@ -65,6 +66,13 @@ def in_halves(name: str, items: list[Item]) -> Iterator[tuple[str, list[Item]]]:
         yield f"{name}, {half} hash", [item for item in items if is_for_test(item.question) == is_odd]
 
 
+def read_typed() -> Iterator[tuple[str, list[Item]]]:
+    """Yield two sets of questions as people type them."""
+    for name in ("everyday", "typed"):
+        rows = map(json.loads, (RESEARCH / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+        yield name, [Item(row["question"], str(row["answer"])) for row in rows]
+
+
 def all_kinds(human: list[Path], limit: int) -> Iterator[tuple[str, list[Item]]]:
     """Yield each kind of question by name.
 
@@ -77,6 +85,7 @@ def all_kinds(human: list[Path], limit: int) -> Iterator[tuple[str, list[Item]]]
         yield split, [Item(problem.question, str(problem.numbers[-1])) for problem in problems]
     for path in human:
         yield from in_halves(path.stem, list(read_people(path)))
+    yield from read_typed()
     yield from read_texts()
 
 

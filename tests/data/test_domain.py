@@ -21,10 +21,13 @@ LEARNED = (
 KNOWN = "Zoe has 5 books. She buys 4 more books. How many books does she have now?"
 
 
+OTHERS = ("Who won 3 medals in Paris?", "Play 2 songs of Abba, then stop after 9 minutes.")
+
+
 @pytest.fixture(scope="module")
 def small() -> Domain:
-    """Two questions, often enough for their words to be common."""
-    return Domain.learn(LEARNED * 100)
+    """Two questions and two other texts, often enough for their words to count."""
+    return Domain.learn(LEARNED * 100, OTHERS * 100)
 
 
 @pytest.fixture(scope="module")
@@ -47,33 +50,20 @@ def test_training_questions_and_those_in_the_same_words_are_inside(small: Domain
         ("Mia has pens. How many pens does she have now?", "there is no number in it"),
         (KNOWN.replace("4", "2.5"), "numbers of a kind never seen: 2.5"),
         (KNOWN.replace("4", "9" * 99), f"numbers of a kind never seen: {'9' * (MOST_QUOTED - 1)}…"),
-        ("Zoe has 5 books. She buys 4 more books. Who does she buy?", "it asks for no amount"),
+        ("Who won 4 books?", "it is not worded like a word problem: 'Who won 4 books?'"),
         (
-            "Zoe has 5 books. She buys 4 more books. How many wild owls does she have?",
-            "it does not speak of what it asks for: wild owls",
+            "Mia has 12 pens. Play 2 songs of Queen, then stop after 5 minutes.",
+            "it is not worded like a word problem: 'songs of Queen, then'",
         ),
         ("She buys 1 2 3 4 5. How much money does she get?", "5 numbers, where training had at most 3"),
         (
             KNOWN.replace("She", "She buys more books and books. " * 3 + "She"),
             "40 words and signs, where training had at most 19",
         ),
-        ("How many books does she have for 3 owls and 3 elks?", "unknown words: owls, elks"),
-        ("She buys 3 pens. How many pens does she have for elks?", "unknown words: elks"),
-        ("She buys 3 books and 4 owls. What money does she get for 9 elks?", "unknown words: elks"),
-        (
-            "Money dollars games sells more 3 pens? 12 now have each how many, 7 how many.",
-            "unusual language: 'how many, 7 how'",
-        ),
     ],
 )
 def test_what_is_outside_gets_a_reason_that_quotes_it(small: Domain, question: str, reason: str) -> None:
     assert small.outside(question) == reason
-
-
-def test_a_word_that_the_question_told_before_is_not_unknown(small: Domain) -> None:
-    question = "She buys 3 owls. How many pens does she get for owls?"
-    assert small.outside(question) == ""
-    assert small.outside(question.replace("3 owls", "3 books")) == "unknown words: owls"
 
 
 @pytest.mark.parametrize("question", ["", " ", "5", "???", "\ud800", "{}", "7 7 7", "=", "how many", "how many 1 1"])
@@ -89,14 +79,13 @@ def test_a_record_is_saved_and_loaded_and_does_not_depend_on_the_order(
     strict = replace(small, least_confidence=0.5)
     strict.save(tmp_path / "one.json")
     assert Domain.load(tmp_path / "one.json") == strict
-    Domain.learn(reversed(LEARNED * 100), least_confidence=0.5).save(tmp_path / "other.json")
+    Domain.learn(reversed(LEARNED * 100), reversed(OTHERS * 100), least_confidence=0.5).save(tmp_path / "other.json")
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "other.json").read_bytes()
 
 
 def test_the_shipped_record_is_small(shipped: Domain) -> None:
     assert DOMAIN_FILE.stat().st_size < 350_000
-    assert shipped.known > {"twice", "minutes", "pens"}
-    assert shipped.known.isdisjoint({"Mia", "12", "?"})
+    assert shipped.wording.weights["how many"] > 0 > shipped.wording.weights["who"]
 
 
 @pytest.mark.parametrize(("split", "most"), [("validation", 0.02), ("test", 0.01), ("unseen", 0.035)])
@@ -126,8 +115,8 @@ def test_nearly_all_texts_that_are_no_problems_are_called_outside(shipped: Domai
     ("question", "reason"),
     [
         ("What is the capital of France?", "there is no number in it"),
-        ("Who won 3 gold medals in Paris?", "it asks for no amount"),
-        ("How many wives did Henry 8 have?", "it does not speak of what it asks for: wives"),
+        ("Who won 3 gold medals in Paris?", "it is not worded like a word problem: '3 gold medals in Paris'"),
+        ("How many wives did Henry 8 have?", "it is not worded like a word problem: 'wives did Henry 8 have'"),
     ],
 )
 def test_general_knowledge_is_outside_the_shipped_record(shipped: Domain, question: str, reason: str) -> None:

@@ -50,9 +50,11 @@ def test_kinds_are_the_splits_the_halves_and_the_sections(domain: ModuleType, tm
     path.write_text(json.dumps({"question": QUESTION, "answer": "12 + 7 = 19\n#### 19"}))
     kinds = list(domain.all_kinds([path], 3))
     halves = ["some, even hash", "some, odd hash"]
-    assert [name for name, _ in kinds[:6]] == ["validation", "test", "unseen", *halves, "no number"]
+    names = ["validation", "test", "unseen", *halves, "everyday", "typed", "no number"]
+    assert [name for name, _ in kinds[:8]] == names
+    assert [len(items) for _, items in kinds[5:7]] == [110, 320]
     assert [len(items) for _, items in kinds[:3]] == [3, 3, 3]
-    assert all(is_correct(item.answer, item.answer) for _, items in kinds[:3] for item in items)
+    assert all(is_correct(item.answer, item.answer) for _, items in kinds[:7] for item in items)
 
 
 def test_figures_count_what_is_outside_and_what_is_right(domain: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

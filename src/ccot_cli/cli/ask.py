@@ -1,6 +1,7 @@
 """`ccot ask`: answer questions."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -27,7 +28,6 @@ from ccot_cli.cli.options import (
     resolve_trained,
 )
 from ccot_cli.data.batches import cut
-from ccot_cli.data.questions import Question
 from ccot_cli.errors import UsageError
 from ccot_cli.files import strict_json
 from ccot_cli.names import CCOT, DEFAULT_PORT, EMBEDDED_MIN_CONFIDENCE, SERVER_VARIABLE, USUAL_RATIO
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 AnyAsker: TypeAlias = "Asker | RemoteAsker"
 STDIN = "-"
+ASKS = re.compile(
+    r"\?|[\d)] *[-+*/x=]|\b(?:plus|minus|times|divided by|how|what|total|change)\b"
+    r"|\b(?:add|calculate|compute|convert|count|determine|divide|evaluate|figure|find|give|halve|multiply|say|solve"
+    r"|subtract|sum|tell|work out|write)\b",
+    re.IGNORECASE,
+)
+"""What a line of stdin has if it asks something."""
 READ_AHEAD = 128
 """Most lines that are read before they are sorted by length into batches; more would delay the first answer."""
 
@@ -374,7 +381,7 @@ def _read_questions(question: str | None) -> list[Line]:
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if any(_is_json_question(line) for _, line in lines):
         raise UsageError("stdin has JSON lines", fix="ccot ask --input -")
-    others = [number for number, line in lines if not (line.endswith("?") or Question(line).asks_amount)]
+    others = [number for number, line in lines if not ASKS.search(line)]
     if len(lines) > 1 and others:
         raise UsageError(
             f"stdin has {len(lines):,} lines, and line {others[0]:,} asks nothing",
