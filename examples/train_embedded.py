@@ -343,8 +343,9 @@ knows nothing beyond such problems; `ccot ask` warns of other questions.
   method of then answered right of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py
   0.1`), 2,188 more at a rate of 0.004 from those that the next one answered right of 24,000 (`--start`), and 1,802 from
   those that the present one answers right of 16,000.
-- `domain.json`: which words and pairs of words 20,000 training questions and `examples/written_problems.jsonl` have, and
-  other texts with numbers (`examples/other_texts.jsonl`) have not. `ccot ask` warns of such texts.
+- `domain.json`: which words and pairs of words the questions of 20,000 training problems and of
+  `examples/written_problems.jsonl` have, and other texts with numbers (`examples/other_texts.jsonl`) have not. `ccot
+  ask` warns of such texts.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
   problems of the generator, and 1,000 in forms that training never saw, of another seed than those of the table.
 - Stored in bfloat16, computed in float32 on a CPU.
