@@ -38,9 +38,10 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder to write tokenizer and model to.")],
 ) -> None:
     """Write the mean of models, in bfloat16."""
-    if len(models) % 2:
-        raise typer.BadParameter("a folder follows each share: 0.7 FOLDER 0.3 FOLDER")
-    chosen = [(float(share), Path(folder)) for share, folder in zip(models[::2], models[1::2], strict=True)]
+    try:
+        chosen = [(float(share), Path(folder)) for share, folder in zip(models[::2], models[1::2], strict=True)]
+    except ValueError:
+        raise typer.BadParameter("a folder follows each share: 0.7 FOLDER 0.3 FOLDER") from None
     tokenizer = PreTrainedTokenizerFast.from_pretrained(chosen[0][1])
     model = with_plain_vectors(make_model(tokenizer))
     model.load_state_dict(average([(share, read_weights(folder, tokenizer)) for share, folder in chosen]))

@@ -5,8 +5,7 @@
 
 The table says how many of a kind of question are called outside the model's domain, and the exact match of both parts
 if the right answers are known. Of people, problems in reach are taken (`people.py`), in two halves by their hash.
-Nothing of these was learned from, but what counts of a text was chosen on a part of `../other_texts.jsonl` and of
-`../written_problems.jsonl` that was held out then, and on the sections of `not_problems.txt`.
+The record has learned from none of these, but its settings were chosen with all of them in view.
 """
 
 import json
@@ -29,7 +28,7 @@ from ccot_cli.data.word_problems import generate
 from ccot_cli.stages.ask import Asker
 
 SEED = 2
-"""Of the generator; nothing was chosen on these problems."""
+"""Of the generator."""
 RESEARCH = Path(__file__).parent
 NOT_PROBLEMS = RESEARCH / "not_problems.txt"
 LEAST_ANSWERS = 20

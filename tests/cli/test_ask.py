@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ccot_cli.cli.ask import ASKS
 from ccot_cli.cli.console import visible
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.methods import method
@@ -177,6 +178,32 @@ def test_each_line_of_a_pipe_is_a_question(trained: Path, capsys: Output, monkey
     assert answers == [answer.removesuffix("\n") for answer in alone]
     pipe(monkeypatch, f"{QUESTION.removesuffix('?')}\n{OTHER}\n")
     assert len(output(capsys, "ask")[0].splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "How many pens are left of 9",
+        "12 * 3 =",
+        "twelve + 7",
+        "9 x 4",
+        "Seven plus two",
+        "Find the number of pens.",
+        "Mia has 3 pens; please count them.",
+        "Mia has 3 pens. Work out her total",
+        "I would like you to calculate 9 pens of 2 dollars",
+    ],
+)
+def test_a_line_asks_with_or_without_its_mark(line: str) -> None:
+    assert ASKS.search(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Mia has 12 pens.", "They give Mia 12 pens.", "Ben can tell 3 owls apart - all of them.", "He and/or she writes."],
+)
+def test_a_statement_asks_nothing(line: str) -> None:
+    assert not ASKS.search(line)
 
 
 def test_a_question_of_several_lines_is_refused(trained: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

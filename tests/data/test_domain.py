@@ -18,10 +18,8 @@ LEARNED = (
     "Mia has 12 pens. She buys 7 more pens. How many pens does she have now?",
     "Ben sells 3 books and 4 games for 9 dollars each. How much money does he get?",
 )
-KNOWN = "Zoe has 5 books. She buys 4 more books. How many books does she have now?"
-
-
 OTHERS = ("Who won 3 medals in Paris?", "Play 2 songs of Abba, then stop after 9 minutes.")
+KNOWN = "Zoe has 5 books. She buys 4 more books. How many books does she have now?"
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,9 @@ def test_the_mean_is_written_as_a_model_of_its_own(averaging: ModuleType, double
         assert (tmp_path / "mean" / name).exists()
 
 
-def test_a_share_without_a_folder_is_refused(averaging: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("models", [["1", "folder", "1"], ["folder", "1"]])
+def test_shares_and_folders_that_do_not_alternate_are_refused(
+    averaging: ModuleType, models: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(typer.BadParameter, match="a folder follows each share"):
-        averaging.main(["1", str(EMBEDDED_FOLDER), "1"], tmp_path)
+        averaging.main(models, tmp_path)

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 AnyAsker: TypeAlias = "Asker | RemoteAsker"
 STDIN = "-"
 ASKS = re.compile(
-    r"\?|[\d)] *[-+*/x=]|\b(?:plus|minus|times|divided by|how|what|total|change)\b"
-    r"|\b(?:add|calculate|compute|convert|count|determine|divide|evaluate|figure|find|give|halve|multiply|say|solve"
-    r"|subtract|sum|tell|work out|write)\b",
+    r"\?|\w *[+*=]|[\d)] *[-/x] *[\w(]|\b(?:plus|minus|times|divided by|how|what|total|sum|change|difference)\b"
+    r"|\b(?:calculate|compute|convert|determine|evaluate|solve|work out|figure out)\b"
+    r"|(?:^|[.;:,!] )(?:please )?(?:add|count|divide|double|find|give|halve|multiply|say|subtract|tell|write)\b",
     re.IGNORECASE,
 )
-"""What a line of stdin has if it asks something."""
+"""What a line of stdin has if it asks something; some verbs ask only where they begin a sentence."""
 READ_AHEAD = 128
 """Most lines that are read before they are sorted by length into batches; more would delay the first answer."""
 
