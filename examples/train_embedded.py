@@ -2,7 +2,7 @@
 
     P="--people gsm8k.jsonl --people examples/written_problems.jsonl"
     python examples/train_embedded.py $P --test-people people.jsonl    # everything, on a GPU
-    python examples/train_embedded.py ... --start FOLDER   # φ and ψ go on from those of other methods
+    python examples/train_embedded.py ... --start FOLDER   # φ, ψ and direct go on from other methods'
     python examples/train_embedded.py --only domain        # the record of the training questions
     python examples/train_embedded.py --only calibration   # of confidence, for what is shipped
     python examples/train_embedded.py --only card --test-people people.jsonl
@@ -11,7 +11,7 @@
 interruption, the same command resumes. Results go to src/ccot_cli/embedded/, the workspace with its logs to
 build/embedded/. A stage that is finished there is not repeated, so any of them can be run in another way first:
 
-    torchrun --nproc-per-node 2 -m ccot_cli train-phi -w build/embedded/methods --ratio 0.3
+    torchrun --nproc-per-node 2 -m ccot_cli train-phi -w build/embedded/methods --ratio 0.1
 """
 
 import json
@@ -32,7 +32,7 @@ from ccot_cli.cli.plots import draw_frontier
 from ccot_cli.cli.tables import render, training_table
 from ccot_cli.config import Settings
 from ccot_cli.data.domain import Domain
-from ccot_cli.data.problems import load_test, load_training
+from ccot_cli.data.problems import Problem, load_training, split_solution
 from ccot_cli.data.stories import MOST_STEPS
 from ccot_cli.data.word_problems import generate
 from ccot_cli.files import commit, write_json
@@ -65,7 +65,7 @@ PEOPLE = "people"
 NUM_RETELLINGS = 2
 """How often each problem of people that can be told with other numbers is."""
 WRITTEN, OTHER_TEXTS = Path("examples/written_problems.jsonl"), Path("examples/other_texts.jsonl")
-NUM_DOMAIN_PROBLEMS = 20_000
+NUM_DOMAIN_PROBLEMS = 23_000
 """Of the generator, in the record of training questions; about as many as writers wrote."""
 LEAST_CONFIDENCE = 0.5
 """Below this calibrated confidence an answer is called a guess: it is more likely wrong than right."""
@@ -73,11 +73,14 @@ LONGER_STEPS, LONGER_PROBABILITY = (3, MOST_STEPS), 0.4
 """Reasoning steps of some of the generated problems that the methods learn from; the others have any number."""
 GENERATOR_SEED = 40_000_000
 """θ learned from other problems."""
-CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3, "test_split": "unseen"}
+CALIBRATION = {"limit": 1, "validation_limit": 1000, "seed": 3}
 """What is changed of the generator's settings for the problems that confidence is calibrated on."""
 
-RATIOS = (Decimal("0.3"), Decimal("0.1"))
-"""Ratios of the methods; φ of the first one is trained from scratch, and the others start from it."""
+RATIO = Decimal("0.1")
+"""Of the method in the package."""
+FIRST_RATIO = Decimal("0.3")
+"""A φ that starts from nothing learns sooner with three tokens a step, and only then with one."""
+DIRECT = "direct"
 SETTINGS: dict[str, Any] = {
     "data.source": str(PROBLEMS_FILE.resolve()),
     "data.limit": 120_000,
@@ -94,6 +97,7 @@ SETTINGS: dict[str, Any] = {
     "train_psi.epochs": 2,
     "train_psi.lora_rank": 64,
     "train_psi.lora_alpha": 64,
+    "train_psi.ends": "late",
 }
 """What differs from the settings of `ccot init`, with which training takes minutes on a CPU."""
 GOING_ON: dict[str, Any] = {
@@ -111,7 +115,7 @@ FOR_DIRECT: dict[str, Any] = {
     "train_psi.lora_rank": 192,
     "train_psi.lora_alpha": 192,
 }
-"""As many examples, and as many weights that learn, as φ and ψ have together at the first ratio."""
+"""About as many examples, and as many weights that learn, as φ and ψ have together that start from others."""
 
 
 def write_problems(people: list[Path], path: Path, seed: int) -> None:
@@ -143,28 +147,34 @@ def train_methods(start: Path | None) -> None:
     """Run the stages of `ccot` on the embedded model, and copy their results into the package.
 
     Args:
-        start: Folder of methods, as the package has them; each φ goes on from its φ of that ratio, and so does each ψ.
+        start: Folder of methods, as the package has them; φ, ψ and `direct` go on from theirs.
     """
-    workspace, progress = open_workspace("methods", SETTINGS), TerminalProgress()
+    workspace, progress, key = open_workspace("methods", SETTINGS), TerminalProgress(), ratio_name(RATIO)
     settings = workspace.settings
-    precompute.run(workspace, settings, progress=progress)
-    for ratio in RATIOS:
-        key = ratio_name(ratio)
-        score.run(workspace, settings, ratio, progress=progress)
+
+    def for_psi(name: str, changes: dict[str, Any]) -> Settings:
+        """Return the settings with which the ψ of a method learns."""
         if start is not None:
-            starts = {f"train_{name}.start": str((start / key / name).resolve()) for name in (PHI, PSI)}
-            of_ratio = override(settings, {**GOING_ON, **starts, "train_psi.learning_rate": PSI_RATE})
-        elif ratio != RATIOS[0]:
-            of_ratio = override(settings, {**GOING_ON, "train_phi.start": ratio_name(RATIOS[0])})
-        else:
-            of_ratio = settings
-        train_phi.run(workspace, of_ratio, ratio, progress=progress)
-        result = train_psi.run(workspace, of_ratio, ratio, progress=progress)
-        progress.say(f"r = {ratio}: validation accuracy {result.validation_accuracy:.3f}")
-        ship(workspace.folder(TRAIN_PSI, key), METHODS_FOLDER / key)
-    direct = train_baseline.run(workspace, override(settings, FOR_DIRECT), "direct", RATIOS[0], progress=progress)
+            changes = {**changes, "train_psi.start": str((start / name / PSI).resolve())}
+            changes["train_psi.learning_rate"] = PSI_RATE
+        return override(settings, changes)
+
+    precompute.run(workspace, settings, progress=progress)
+    if start is None:
+        score.run(workspace, settings, FIRST_RATIO, progress=progress)
+        train_phi.run(workspace, settings, FIRST_RATIO, progress=progress)
+        first_phi = ratio_name(FIRST_RATIO)
+    else:
+        first_phi = str((start / key / PHI).resolve())
+    score.run(workspace, settings, RATIO, progress=progress)
+    changed = override(settings, {**GOING_ON, "train_phi.start": first_phi})
+    train_phi.run(workspace, changed, RATIO, progress=progress)
+    ccot = train_psi.run(workspace, for_psi(key, {}), RATIO, progress=progress)
+    progress.say(f"r = {RATIO}: validation accuracy {ccot.validation_accuracy:.3f}")
+    ship(workspace.folder(TRAIN_PSI, key), METHODS_FOLDER / key)
+    direct = train_baseline.run(workspace, for_psi(DIRECT, FOR_DIRECT), DIRECT, RATIO, progress=progress)
     progress.say(f"direct: validation accuracy {direct.validation_accuracy:.3f}")
-    ship(workspace.folder(TRAIN_BASELINE, "direct"), METHODS_FOLDER / "direct")
+    ship(workspace.folder(TRAIN_BASELINE, DIRECT), METHODS_FOLDER / DIRECT)
 
 
 def open_workspace(name: str, settings: dict[str, Any]) -> Workspace:
@@ -207,12 +217,14 @@ def ship_adapter(source: Path, target: Path) -> None:
 def calibrate_methods() -> None:
     """Make the confidence of the shipped methods, and of θ's own chain, the probability that an answer is right.
 
-    People word questions in ways of their own, so half of the problems are in forms that training never saw.
+    People word questions in ways of their own, so half of the problems are held-out ones that writers wrote.
     """
     settings, progress = Settings(), TerminalProgress()
     methods = find_methods(None, settings)
     data = settings.data.model_copy(update=CALIBRATION)
-    problems = load_training(data).validation + load_test(data, limit=data.validation_limit, seed=data.seed)
+    problems = load_training(data).validation
+    written = random.Random(data.seed).sample(read_people(WRITTEN, held_out=True), data.validation_limit)
+    problems += [Problem("", question, *split_solution(solution)) for question, solution in written]
     problems.sort(key=lambda problem: len(problem.question))
     for ratio, folder in {
         **methods.folders,
@@ -314,40 +326,43 @@ def make_card(figures: dict[str, Any]) -> str:
 
 CARD = """# The embedded model
 
-A Llama of 8 layers, width 192 and 4.9 M parameters, and adapters for it, which the stages of `ccot` trained. It was
-trained from scratch on word problems that `ccot_cli.data.word_problems` generates and on short problems of GSM8K. It
-knows nothing beyond such problems; `ccot ask` warns of other questions.
+A Llama of 8 layers, width 192 and 5.2 M parameters, and adapters for it, which the stages of `ccot` trained. It was
+trained from scratch on word problems that `ccot_cli.data.word_problems` generates, on short problems of GSM8K, and on
+problems that a language model wrote as people type them. It knows nothing beyond such problems; `ccot ask` warns of
+other questions.
 
-θ was trained by `python examples/train_theta.py --people gsm8k.jsonl` from fresh weights; it went on twice (`--start`):
+θ was trained by `python examples/train_theta.py --people gsm8k.jsonl` from fresh weights, and went on (`--start`), from
+run 4 on with `--people examples/written_problems.jsonl` too:
 
 | run | steps | what was different |
 |---|---|---|
 {runs}
 
+It is a mean of weights (`examples/average_theta.py`): 0.4 of run 6, 0.2 of run 5, 0.2 of run 7 and 0.2 of run 3.
+
 - θ's examples, as the script draws them now: 85 % are fresh problems of the generator's train split; in 15 % of these,
-  nouns and names are words that do not exist, and 15 % of the questions lack commas, capitals or a question mark. 10 %
-  are sums alone. 5 % are problems of GSM8K's training file (MIT; Cobbe et al., 2021) whose steps are whole numbers
-  below 1,000, with other numbers where these can be replaced; one in ten of them is held out.
-- The methods, seed 0, learned from 50,000 problems of 1 to 10 steps, a quarter of them GSM8K's and their retellings
-  with other numbers, the others generated (`python examples/train_embedded.py --people gsm8k.jsonl --generator-seed
-  50000000`). φ at r = 0.3 took 901 steps of 512 on 40,000 of them, a one-off script on a GPU that trained as `ccot
-  train-phi` does, but for 193 seconds instead of a number of steps; a single step at a rate of 1e-7 then made it an
-  artifact of `ccot`. φ at r = 0.1 went on from it for 1,564 steps of 64 at a rate of 0.005. Each ψ took 1,564 steps of
-  64 and `direct` 3,128, the last 2,346 at a rate of 0.003, with as many weights as φ and ψ have together. The other
-  settings are those of `ccot init`, but for what the script names.
-- Then φ and ψ at r = 0.1 went on, on 60,000 such problems, seven of eight of them new (`--generator-seed 60000000`): φ
-  for 2,814 steps of 128 at a rate of 0.006, ψ for 1,876 of 64 at 0.004. And once more, φ on these and 60,000 others
-  (`--generator-seed 70000000`; a one-off script put them together) for 3,752 steps of 256 at 0.007, for the first time
-  with END's loss, and ψ on the others for 1,876 of 64 at 0.004, of which the weights after 1,438 were kept.
-- `decoder`, at r = 0.1: it writes out the chain for `ccot ask --explain`. 2,844 steps of 32, from the problems that the
-  method of then answered right of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py
-  0.1`), 2,188 more at a rate of 0.004 from those that the next one answered right of 24,000 (`--start`), and 1,802 from
-  those that the present one answers right of 16,000.
-- `domain.json`: which words and pairs of words the questions of 20,000 training problems and of
+  nouns and names are words that do not exist, 15 % of the questions lack commas, capitals or a question mark, and 10 %
+  have numbers in words. 10 % are sums alone. 5 % (or as many as the table says) are problems of GSM8K's training file
+  (MIT; Cobbe et al., 2021) whose steps are whole numbers below 1,000, and of writers; they have other numbers where
+  these can be replaced, and one in ten of them is held out.
+- φ, ψ, `direct` and `decoder`, seed 0, were trained on the θ of run 3, and then went on on this θ
+  (`python examples/train_embedded.py --people gsm8k.jsonl --people examples/written_problems.jsonl --generator-seed
+  90000000 --start FOLDER`; on two cores, so with fewer steps and examples than the script has). Nearly half of their
+  120,000 problems, of 1 to 10 steps, are GSM8K's and writers' and these with other numbers, the others are generated.
+  On the first 50,000 of them φ took 1,960 steps of 256 at a rate of 0.007, and ψ, with late ends, 1,564 of 64 at 0.004,
+  of which the weights after 782 were kept; on the first 40,000 `direct` took 625 of 64 at 0.004.
+- The training before: φ took, at r = 0.3, 901 steps of 512 on 40,000 problems, by a one-off script on a GPU that
+  trained as `ccot train-phi` does, but for 193 seconds instead of a number of steps (a single step at a rate of 1e-7
+  then made it an artifact of `ccot`); at r = 0.1, 1,564 steps of 64 at a rate of 0.005, 2,814 of 128 at 0.006 and 3,752
+  of 256 at 0.007, on up to 120,000. ψ had 1,564, 1,876 and 1,438 steps of 64, and `direct` 3,128.
+- `decoder` writes out the chain for `ccot ask --explain`. It learned from the problems that the method of then answered
+  right: of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py 0.1`) in 2,844 steps of
+  32, of 24,000 in 2,188, of 16,000 in 1,802, and on this θ of 8,000 in 824.
+- `domain.json`: which words and pairs of words the questions of 23,000 training problems and of
   `examples/written_problems.jsonl` have, and other texts with numbers (`examples/other_texts.jsonl`) have not. `ccot
   ask` warns of such texts.
 - `calibration.json`, of each method and of θ's own chain: the map from score to confidence, fitted on 1,000 validation
-  problems of the generator, and 1,000 in forms that training never saw, of another seed than those of the table.
+  problems of the generator, of another seed than those of the table, and 1,000 held-out problems of writers.
 - Stored in bfloat16, computed in float32 on a CPU.
 
 {training}
@@ -361,7 +376,8 @@ The problems of people are of MAWPS and ASDiv-A, as gathered by SVAMP's authors 
 `examples/research/people.py` chooses them. None was used in training. They have an odd hash. Some forms were written
 after reading those with an even hash, which share their authors and kinds. One file of forms was compared with all of
 them, to rewrite what resembled one. The settings were chosen on generated validation problems, on unseen ones of
-another seed than those of the table, on people's with an even hash, and on held-out ones of GSM8K.
+another seed than those of the table, on people's with an even hash, and on held-out problems of GSM8K and of
+writers.
 """
 
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from decimal import Decimal
 from pathlib import Path
 
 import datasets
@@ -10,6 +9,7 @@ import pytest
 
 from ccot_cli.config import Settings
 from ccot_cli.models.methods.method import Method, Reply, Seconds
+from ccot_cli.names import USUAL_RATIO
 from ccot_cli.progress import Progress
 from cli.running import Output, output
 
@@ -45,9 +45,9 @@ class TestWithTheHarness:
         from ccot_cli.stages import evaluate, harness
 
         settings = Settings(eval={"limit": 50})
-        chosen = {"names": ["direct", "ccot"], "ratios": [Decimal("0.3")], "progress": Progress()}
+        chosen = {"names": ["direct", "ccot"], "ratios": [USUAL_RATIO], "progress": Progress()}
         found = harness.run(None, settings, harness.OWN_TASK, **chosen)
-        assert [(row.method, row.ratio, row.n) for row in found.rows] == [("direct", 0, 50), ("ccot", 0.3, 50)]
+        assert [(row.method, row.ratio, row.n) for row in found.rows] == [("direct", 0, 50), ("ccot", 0.1, 50)]
         methods = evaluate.find_methods(None, settings)
         problems = evaluate.problems_to_ask(methods, settings, 50, Progress())
         for row, loadable in zip(found.rows, methods.choose(chosen["names"], chosen["ratios"]), strict=True):

@@ -46,8 +46,8 @@ def test_training_questions_and_those_in_the_same_words_are_inside(small: Domain
     ("question", "reason"),
     [
         ("Mia has pens. How many pens does she have now?", "there is no number in it"),
-        (KNOWN.replace("4", "2.5"), "numbers of a kind never seen: 2.5"),
-        (KNOWN.replace("4", "9" * 99), f"numbers of a kind never seen: {'9' * (MOST_QUOTED - 1)}…"),
+        (KNOWN.replace("4", "2.5"), "numbers of a kind that it has hardly read: 2.5"),
+        (KNOWN.replace("4", "9" * 99), f"numbers of a kind that it has hardly read: {'9' * (MOST_QUOTED - 1)}…"),
         ("Who won 4 books?", "it is not worded like a word problem: 'Who won 4 books?'"),
         (
             "Mia has 12 pens. Play 2 songs of Queen, then stop after 5 minutes.",
@@ -113,7 +113,7 @@ def test_nearly_all_texts_that_are_no_problems_are_called_outside(shipped: Domai
     ("question", "reason"),
     [
         ("What is the capital of France?", "there is no number in it"),
-        ("Who won 3 gold medals in Paris?", "it is not worded like a word problem: '3 gold medals in Paris'"),
+        ("Who won 3 gold medals in Paris?", "it is not worded like a word problem: 'Who won 3 gold medals'"),
         ("How many wives did Henry 8 have?", "it is not worded like a word problem: 'wives did Henry 8 have'"),
     ],
 )

@@ -1,8 +1,9 @@
 """The scripts that train what the package has: their problems, and what they copy."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -153,3 +154,37 @@ def test_a_packaged_method_becomes_an_artifact_that_a_decoder_can_be_trained_for
     (method / "method.json").write_text('{"other": 1}')
     decoders.adopt(workspace, decoders.read_ratio("0.1"))
     assert workspace.require(TRAIN_PSI, "r0.10").fingerprint != first
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_methods_are_trained_from_nothing_by_way_of_another_ratio_or_from_earlier_ones(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goes_on: bool
+) -> None:
+    done: list[tuple[str, str, Settings]] = []
+
+    def noted(stage: str) -> Callable[..., SimpleNamespace]:
+        def run(workspace: Workspace, settings: Settings, *names: object, progress: Progress) -> SimpleNamespace:
+            done.append((stage, " ".join(map(str, names)), settings))
+            return SimpleNamespace(validation_accuracy=0.5)
+
+        return run
+
+    stages = ("precompute", "score", "train_phi", "train_psi", "train_baseline")
+    for stage in stages:
+        monkeypatch.setattr(getattr(training, stage), "run", noted(stage))
+    shipped = []
+    monkeypatch.setattr(training, "ship", lambda source, target: shipped.append((source.name, target.name)))
+    monkeypatch.setattr(training, "BUILD_FOLDER", tmp_path)
+    training.train_methods(tmp_path / "old" if goes_on else None)
+
+    first = [] if goes_on else [("score", "0.3"), ("train_phi", "0.3")]
+    last = [("score", "0.1"), ("train_phi", "0.1"), ("train_psi", "0.1"), ("train_baseline", "direct 0.1")]
+    assert [each[:2] for each in done] == [("precompute", ""), *first, *last]
+    assert shipped == [("r0.10", "r0.10"), ("direct", "direct")]
+    phi, psi, direct = (settings for _, _, settings in done[-3:])
+    old = f"{tmp_path}/old"
+    expected = [f"{old}/r0.10/phi", f"{old}/r0.10/psi", f"{old}/direct/psi"] if goes_on else ["r0.30", None, None]
+    assert [phi.train_phi.start, psi.train_psi.start, direct.train_psi.start] == expected
+    assert phi.train_phi.taught_epochs == 0
+    assert direct.train_psi.lora_rank == phi.train_phi.lora_rank + psi.train_psi.lora_rank
+    assert psi.train_psi.ends == "late"

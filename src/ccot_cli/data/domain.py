@@ -1,7 +1,7 @@
 """Record how training questions are worded, and tell what of another question lies outside that record.
 
-A question is inside if it has numbers, and none of a kind that training lacks; if it is no longer than the longest of
-training; and if it is worded like a word problem.
+A question is inside if it has numbers, and none of a kind that training hardly has; if it is no longer than the longest
+of training; and if it is worded like a word problem.
 
 The record does not compute: it cannot tell that a problem has no solution, or one that is not a whole number.
 """
@@ -62,7 +62,7 @@ class Domain:
         if not question.num_numbers:
             return "there is no number in it"
         beyond = question.beyond
-        return f"numbers of a kind never seen: {_shorten(', '.join(beyond))}" if beyond else ""
+        return f"numbers of a kind that it has hardly read: {_shorten(', '.join(beyond))}" if beyond else ""
 
     def _too_long(self, question: Question) -> str:
         if question.num_numbers > self.most_numbers:

@@ -29,7 +29,7 @@ BEYOND = re.compile(
     """,
     re.I | re.X,
 )
-"""Numbers that no training question has."""
+"""Numbers that training questions lack, or hardly have."""
 
 
 def is_number(token: str) -> bool:
@@ -63,5 +63,5 @@ class Question:
 
     @property
     def beyond(self) -> list[str]:
-        """The numbers that are of a kind that no training question has."""
+        """The numbers that are of a kind that training questions hardly have."""
         return BEYOND.findall(self.text)
