@@ -154,10 +154,10 @@ def train_methods(start: Path | None) -> None:
 
     def for_psi(name: str, changes: dict[str, Any]) -> Settings:
         """Return the settings with which the ψ of a method learns."""
-        if start is not None:
-            changes = {**changes, "train_psi.start": str((start / name / PSI).resolve())}
-            changes["train_psi.learning_rate"] = PSI_RATE
-        return override(settings, changes)
+        if start is None:
+            return override(settings, changes)
+        start_psi = str((start / name / PSI).resolve())
+        return override(settings, {**changes, "train_psi.start": start_psi, "train_psi.learning_rate": PSI_RATE})
 
     precompute.run(workspace, settings, progress=progress)
     if start is None:
@@ -228,7 +228,7 @@ def calibrate_methods() -> None:
     problems.sort(key=lambda problem: len(problem.question))
     for ratio, folder in {
         **methods.folders,
-        Decimal(0): methods.baselines["direct"],
+        Decimal(0): methods.baselines[DIRECT],
         Decimal(1): METHODS_FOLDER,
     }.items():
         method = methods.load(ratio)
@@ -392,7 +392,7 @@ def main(
     ] = "all",
     start: Annotated[
         Path | None,
-        typer.Option(help="Methods, outside the package, whose φ and ψ the new ones go on from.", exists=True),
+        typer.Option(help="Methods, outside the package, whose φ, ψ and direct the new ones go on from.", exists=True),
     ] = None,
     generator_seed: Annotated[int, typer.Option(help="Of the generated problems to learn from.")] = GENERATOR_SEED,
     test_people: Annotated[

@@ -23,8 +23,6 @@ LEAST_WEIGHT = 0.95
 """A feature whose weight is closer to zero is dropped."""
 EPOCHS, RATE, DAMPING = 12, 0.5, 0.1
 """Of AdaGrad (Duchi et al., 2011): a feature's rate falls as the squares of its gradients add up."""
-AVERAGED = 6
-"""The last epochs, over which the weights are averaged: single ones depend on the order of the texts."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,8 @@ class Wording:
         known = {feature for feature, count in counts.items() if count >= LEAST_TEXTS}
         learned = [(sorted(known.intersection(found)), is_problem) for found, is_problem in examples]
         balance = {True: 1.0, False: len(kinds[0]) / max(1, len(kinds[1]))}
-        rng = random.Random(0)
-        weights, squares, sums = (defaultdict[str, float](float) for _ in range(3))
-        for epoch in range(EPOCHS):
+        rng, weights, squares = random.Random(0), defaultdict[str, float](float), defaultdict[str, float](float)
+        for _ in range(EPOCHS):
             rng.shuffle(learned)
             for found, is_problem in learned:
                 error = is_problem - 1 / (1 + exp(-cls(weights).score(found)))
@@ -53,10 +50,7 @@ class Wording:
                 for feature in found:
                     squares[feature] += gradient**2
                     weights[feature] += RATE * gradient / (DAMPING + sqrt(squares[feature]))
-            if epoch >= EPOCHS - AVERAGED:
-                for feature, each in weights.items():
-                    sums[feature] += each / AVERAGED
-        return cls({feature: round(10 * each) for feature, each in sums.items() if abs(each) >= LEAST_WEIGHT})
+        return cls({feature: round(10 * each) for feature, each in weights.items() if abs(each) >= LEAST_WEIGHT})
 
     def score(self, found: Iterable[str]) -> float:
         """Return the logarithm of the odds that a text with these features is a word problem, in units of weights."""
