@@ -12,15 +12,15 @@ from renumber import LINE, retell
 
 from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, Step
 from ccot_cli.data.grammar import lexicon
-from ccot_cli.data.numerals import LARGEST_IN_WORDS, write_numeral
+from ccot_cli.data.numerals import write_numeral
 from ccot_cli.files import commit
 
 NEW_WORDS_PROBABILITY, REPLACED = 0.15, 0.7
 """How often a problem has words that do not exist, and how many of its nouns and names then are such."""
 TYPED_PROBABILITY = 0.15
 """How often a question lacks some of its commas, apostrophes, capitals, and the mark at its end, as people type."""
-NUMERALS_PROBABILITY, LARGEST_NUMERALS = 0.1, (20, 100, LARGEST_IN_WORDS)
-"""How often a question has its numbers in words, and the largest that such a question writes so."""
+NUMERALS_PROBABILITY, LARGEST_NUMERAL = 0.1, 20
+"""How often a question has numbers in words, and the largest of these; the tokenizer makes digits of larger ones."""
 NUM_SUMS = 10
 """Sums in an example that is sums alone."""
 NUMBER = re.compile(r"(?<![\w$£€.,:/-])\d{1,3}(?![\w.,:/%-]*\d|[%:/])\b")
@@ -116,16 +116,15 @@ def with_new_words(rng: random.Random, stems: list[str], told: Solved) -> Solved
 
 
 def with_numerals(rng: random.Random, told: Solved) -> Solved:
-    """Write some questions with numbers in words; the chains keep digits."""
+    """Write the small numbers of some questions in words; the chains keep digits."""
     if rng.random() > NUMERALS_PROBABILITY:
         return told
     question, solution = told
-    largest, conjunction, joint = rng.choice(LARGEST_NUMERALS), rng.random() < 0.5, rng.choice("- ")
 
     def replace(found: re.Match[str]) -> str:
-        if int(found[0]) > largest:
+        if int(found[0]) > LARGEST_NUMERAL:
             return found[0]
-        words = write_numeral(int(found[0]), conjunction=conjunction).replace("-", joint)
+        words = write_numeral(int(found[0]))
         is_first = not found.start() or question[: found.start()].endswith((". ", "? ", "! "))
         return words.capitalize() if is_first else words
 

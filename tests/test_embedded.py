@@ -76,6 +76,7 @@ def test_every_number_is_one_token(methods: Methods) -> None:
     for number in range(1000):
         for text in (f"{number}", f" {number}"):
             assert len(tokenizer(text, add_special_tokens=False).input_ids) == 1
+    assert tokenizer.backend_tokenizer.normalizer.normalize_str("a hundred and two") == "102"
 
 
 @pytest.mark.parametrize(("ratio", "split", "least"), LEAST)

@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from ccot_cli.data.numerals import ONES, TENS, with_large_in_digits, write_numeral
 from ccot_cli.data.tokenizer import BOS, EOS, PAD, train_tokenizer
 from ccot_cli.data.word_problems import generate
+
+WORDS = (*ONES[1:4], "Nine", "twelve", *TENS[:3], "hundred", "hundred", "and", "a", "5", "pens")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,21 @@ def test_numbers_from_1000_on_are_read_three_digits_at_a_time(tokenizer: PreTrai
 
 def test_common_words_are_one_token_each(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(ids_of(tokenizer, "How many are left of the 51?")) == 8
+
+
+def test_a_number_in_words_is_read_as_its_digits(tokenizer: PreTrainedTokenizerFast) -> None:
+    for number in range(21, 1000):
+        text = f"She has {write_numeral(number)} pens."
+        assert ids_of(tokenizer, text) == ids_of(tokenizer, f"She has {number} pens.")
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from("  -."))))
+def test_numbers_in_words_are_read_alike_by_the_tokenizer_and_by_python(
+    tokenizer: PreTrainedTokenizerFast, words: list[tuple[str, str]]
+) -> None:
+    text = "".join(map("".join, words))
+    assert tokenizer.decode(ids_of(tokenizer, text)) == with_large_in_digits(text)
 
 
 @settings(deadline=None)

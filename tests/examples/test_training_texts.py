@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 
 from ccot_cli.data.arithmetic import equations_in
-from ccot_cli.data.numerals import NUMERAL, read_numeral
 from examples.scripts import EXAMPLES, script
 
 
@@ -84,24 +83,14 @@ def test_some_questions_are_written_as_people_type_them(texts: ModuleType) -> No
         assert {lacks in question for question, _ in changed} == {True, False}
 
 
-def test_some_questions_have_their_numbers_in_words_up_to_some_size(texts: ModuleType) -> None:
+def test_some_questions_have_their_small_numbers_in_words(texts: ModuleType) -> None:
     told = (
-        "9 cats, 42 dogs. 318 eels cost $7 at 3:15, or 25% less in rooms 5-7?",
+        "9 cats, 42 dogs. 20 eels cost $7 at 3:15, or 25% less in rooms 5-7?",
         "Adding 9 and 42 gives 9 + 42 = 51.",
     )
     changed = [each for seed in range(400) if (each := texts.with_numerals(random.Random(seed), told)) != told]
     assert 20 < len(changed) < 80
-    assert {solution for _, solution in changed} == {told[1]}
-    in_digits = {re.sub(NUMERAL, lambda found: str(read_numeral(found[0])), each.lower()) for each, _ in changed}
-    assert in_digits == {told[0].lower()}
-    for part in (
-        "Nine cats, 42 dogs",
-        "forty-two",
-        "forty two",
-        "Three hundred and eighteen",
-        "Three hundred eighteen",
-    ):
-        assert any(part in question for question, _ in changed)
+    assert set(changed) == {("Nine cats, 42 dogs. Twenty eels cost $7 at 3:15, or 25% less in rooms 5-7?", told[1])}
 
 
 def test_the_problems_in_writers_words_can_all_be_read_and_are_no_test_questions(texts: ModuleType) -> None:

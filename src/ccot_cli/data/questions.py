@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from ccot_cli.data.numerals import NUMERAL
+from ccot_cli.data.numerals import NUMERAL, with_large_in_digits
 
 TOKEN = re.compile(rf"\d+(?:[.,/]\d+)*|(?i:{NUMERAL})|[^\W\d_]+|'[a-z]+|[^\w\s]|_")
 """A number in words is one token."""
@@ -21,8 +21,6 @@ BEYOND = re.compile(
     | \d+(?:[.,:]\d+)+ | (?<![\d.,])\.\d+                            # decimals, times, thousands
     | \b\d{4,} | \b\d{1,3}\ \d{3}\b | \d(?:k|M)\b                     # large, in digits
     | \b(?:hundred|thousand|million|billion)s?\b                     # large, in words
-    | \b(?:thirty|forty|(?<!-)fifty(?!-fifty)|sixty|seventy|eighty|ninety)\b
-    | \btwenty[- ](?:one|two|three|four|five|six|seven|eight|nine)\b
     | (?!1/[234]\b|2/3\b)\b[1-9]/\d+ | \b\d+\ [1-9]/\d+ | [¼-¾⅐-⅞]   # other fractions
     | \b(?:two|three|four|five)[- ](?:fifth|sixth|seventh|eighth|ninth|tenth)s\b
     | \b(?:a|one)[- ](?:fifth|sixth|seventh|eighth|ninth|tenth)\ (?:of|as)\b
@@ -64,4 +62,4 @@ class Question:
     @property
     def beyond(self) -> list[str]:
         """The numbers that are of a kind that training questions hardly have."""
-        return BEYOND.findall(self.text)
+        return BEYOND.findall(with_large_in_digits(self.text))

@@ -1,14 +1,16 @@
 """Train the embedded model's tokenizer: whole words, whole numbers, and bytes for everything else.
 
-It is a byte-level BPE with GPT-2's alphabet, so any text round-trips. Every integer from 0 to 999 is one token, alone
-and after a space.
+It is a byte-level BPE with GPT-2's alphabet. Every integer from 0 to 999 is one token, alone and after a space. Numbers
+in words from 21 on are read as digits, for the model would know each from few examples; any other text round-trips.
 """
 
 import json
 from collections.abc import Iterable
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from ccot_cli.data.numerals import LARGE_IN_DIGITS
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 # A number includes the space before it, as a word does, but is separated from letters and signs.
@@ -47,6 +49,9 @@ def train_tokenizer(texts: Iterable[str], *, num_words: int = 1200) -> PreTraine
     merges = [(left, right) for left, right in learnt["merges"]]
     # With ignore_merges, a piece that is in the vocabulary is one token, so numbers need no merges.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace(Regex(pattern), digits) for pattern, digits in LARGE_IN_DIGITS]
+    )
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([BOS, EOS, PAD])

@@ -121,7 +121,7 @@ class Theta:
             digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode() + sample)
         config = {key: getattr(self.model.config, key, None) for key in _FINGERPRINTED}
         digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-        digest.update(str(self.encoder.query('Mia has 12 pens: $3.50, "all".\n')).encode())
+        digest.update(str(self.encoder.query('Mia has 12 of forty pens: $3.50, "all".\n')).encode())
         digest.update(str(self.encoder.answer_marker).encode())
         return digest.hexdigest()
 
