@@ -184,7 +184,7 @@ def test_the_index_tells_what_the_embedded_problems_are() -> None:
         f"one is at most {LARGEST_FACTOR}.",
         f"1 to {MOST_STEPS} steps",
         f"{len(families()):,} families of problems in {num_forms:,} forms",
-        f"up to {SMALL_NUMBERS[-1]}, as words",
+        f"above {SMALL_NUMBERS[-1]})",
     ):
         assert promised in text
     assert set(re.findall(r"`(\w+)`", text.partition("`data.subset` chooses:")[2])) == set(subsets())
