@@ -26,18 +26,18 @@ def _patterns() -> Iterator[tuple[str, str]]:
     ones, teens, tens = ("|".join(words) for words in (ONES[1:10], ONES[10:], TENS))
     joint = rf"(?:-(?=(?:{ones})\b)| (?=(?:{ones})\b(?!-)))"
     for digit, word in enumerate(ONES[1:10], 1):
-        hundred = rf"(?<![\w-])(?:{_any_case(word)}{'|[Aa]' * (digit == 1)})[- ]hundred"
+        hundred = rf"(?<![\w-])(?:{_either_case(word)}{'|[Aa]' * (digit == 1)})[- ]hundred"
         yield rf"{hundred}[- ](?:and[- ])?(?=(?:{teens}|{tens})\b)", f"{digit}"
         yield rf"{hundred}(?:[- ]and)?{joint}", f"{digit}0"
         yield rf"{hundred}\b(?![- ]and\b)", f"{digit}00"
     for digit, word in enumerate(TENS, 2):
-        yield rf"(?<![A-Za-z-]){_any_case(word)}{joint}", f"{digit}"
-        yield rf"(?<![A-Za-z-]){_any_case(word)}\b(?!-{word})" if digit > 2 else rf"(?<=\d){word}\b", f"{digit}0"
+        yield rf"(?<![A-Za-z-]){_either_case(word)}{joint}", f"{digit}"
+        yield rf"(?<![A-Za-z-]){_either_case(word)}\b(?!-{word})" if digit > 2 else rf"(?<=\d){word}\b", f"{digit}0"
     for number, word in enumerate(ONES[1:], 1):
         yield rf"(?<=\d){word}\b", f"{number}"
 
 
-def _any_case(word: str) -> str:
+def _either_case(word: str) -> str:
     return f"[{word[0].upper()}{word[0]}]{word[1:]}"
 
 
