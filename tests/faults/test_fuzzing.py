@@ -340,8 +340,10 @@ STAGES_AT_WORK += ("train_psi.run", "train_decoder.run", "train_baseline.run", "
 
 
 def test_command_lines_are_done_or_refused(folder: Path, fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
-    Workspace.create(folder / "work", "embedded")
-    monkeypatch.chdir(folder / "work")
+    work = folder / "below" / "work"  # A command may write to `../..`, where other tests would find it.
+    work.parent.mkdir()
+    Workspace.create(work, "embedded")
+    monkeypatch.chdir(work)
 
     def reached(*_: object, **__: object) -> None:
         raise BusyError("what the command asks for has been understood")
