@@ -345,8 +345,8 @@ It is a mean of weights (`examples/average_theta.py`): 0.4 of run 6, 0.2 of run 
   have small numbers in words. 10 % are sums alone. 5 % (or as many as the table says) are problems of GSM8K's training
   file (MIT; Cobbe et al., 2021) whose steps are whole numbers below 1,000, and of writers; they have other numbers
   where these can be replaced, and one in ten of them is held out.
-- The tokenizer makes digits of numbers in words from 21 on. It does so since this θ was trained, and the methods too;
-  they read such numbers in words, and knew few of them.
+- The tokenizer makes digits of numbers in words from 21 on. It has done so only since this θ and the methods were
+  trained: they read such numbers in words, and knew few of them.
 - φ, ψ, `direct` and `decoder`, seed 0, were trained on the θ of run 3, and then went on on this θ
   (`python examples/train_embedded.py --people gsm8k.jsonl --people examples/written_problems.jsonl --generator-seed
   90000000 --start FOLDER`; on two cores, so with fewer steps and examples than the script has). Nearly half of their

@@ -32,6 +32,7 @@ def test_digits_number_words_and_shares_are_numbers(text: str, count: int) -> No
             "Fifty of ninety-nine, a hundred, hundreds, 2 million and twenty-one thousand",
             ["hundreds", "million", "thousand"],
         ),
+        ("FORTY-TWO pens, TWENTY-ONE cups, at three-thirty", ["FORTY", "TWENTY-ONE", "thirty"]),
         ("5k people, 1 200 cars, 12 1/2 and ¼", ["5k", "1 200", "12 1/2", "¼"]),
         ("She owes -$5, then \u22125 and $.50.", ["-$5", "\u22125", ".50"]),
         ("Two fifths of 30, a tenth of 20", ["Two fifths", "a tenth of"]),

@@ -21,6 +21,8 @@ BEYOND = re.compile(
     | \d+(?:[.,:]\d+)+ | (?<![\d.,])\.\d+                            # decimals, times, thousands
     | \b\d{4,} | \b\d{1,3}\ \d{3}\b | \d(?:k|M)\b                     # large, in digits
     | \b(?:hundred|thousand|million|billion)s?\b                     # large, in words
+    | \b(?:thirty|forty|(?<!-)fifty(?!-fifty)|sixty|seventy|eighty|ninety)\b  # not made digits
+    | \btwenty-(?:one|two|three|four|five|six|seven|eight|nine)\b
     | (?!1/[234]\b|2/3\b)\b[1-9]/\d+ | \b\d+\ [1-9]/\d+ | [¼-¾⅐-⅞]   # other fractions
     | \b(?:two|three|four|five)[- ](?:fifth|sixth|seventh|eighth|ninth|tenth)s\b
     | \b(?:a|one)[- ](?:fifth|sixth|seventh|eighth|ninth|tenth)\ (?:of|as)\b
