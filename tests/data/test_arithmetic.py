@@ -8,6 +8,7 @@ from ccot_cli.data.arithmetic import (
     Equation,
     check,
     equations_in,
+    false_step,
     numbers_in,
     read_number,
     recompute,
@@ -141,6 +142,28 @@ def test_a_step_may_be_about_money() -> None:
 
 def test_a_false_equation_is_no_step() -> None:
     assert equations_in("10+20+30=60 and 80/100 * 10 = 8 and 5 / 0 = 5") == []
+
+
+@pytest.mark.parametrize(
+    ("chain", "step"),
+    [
+        ("Adding 2 and 3 gives 2 + 3 = 5.\nTaking 66 from 47 leaves 47 - 66 = 81.\n#### 81", "47 - 66 = 81"),
+        ("10 - 3 = 7\n12 - 3 = 8", "12 - 3 = 8"),
+        ("47 - 66 = -19, 48/2 = <<48/2=24>>24 and $1,200 * 2 = $2400", ""),
+        ("It costs 192*100=$1920.", "192*100=$1920"),
+        ("5 / 0 = 0", "5 / 0 = 0"),
+        # Rounded, or cut off, but no further.
+        ("10 / 3 = 3.33, 11 / 4 = 2 remainder 3, 1.333 * 3 = 4", ""),
+        ("11 / 4 = 1", "11 / 4 = 1"),
+        ("10 / 3 = 3.32", "10 / 3 = 3.32"),
+        # Parts of something longer.
+        ("20 + 30 + 10 = 60, $30 + $20 + $20 = $70, 2 x 3 + 4 = 10 and (1+2)-2=1", ""),
+        ("8 - 3 = 5 * 1, 1/2 * 50 = 25, 50 * 20% = 10, 2 1/2 = 5/2, 5 / 5 = 5A, 8/3 = 24/y, 6:00+48=6:48", ""),
+        ("", ""),
+    ],
+)
+def test_a_false_step_is_one_whose_operation_gives_another_number(chain: str, step: str) -> None:
+    assert false_step(chain) == step
 
 
 def test_another_result_of_one_step_changes_those_that_read_it() -> None:

@@ -11,6 +11,7 @@ from ccot_cli import load
 from ccot_cli.errors import UsageError
 from ccot_cli.models.decoding.end import End
 from ccot_cli.models.methods.ccot import CcotMethod
+from ccot_cli.models.methods.chain import ChainMethod
 from ccot_cli.models.methods.method import Reply, Seconds
 from ccot_cli.stages.ask import Asker
 from ccot_cli.tensors.probes import Logistic
@@ -98,3 +99,14 @@ def test_the_shipped_model_says_which_questions_it_has_learned(monkeypatch: pyte
         monkeypatch.setattr(asker, "method", Replies(reply))
         found = asker.ask(QUESTION)
         assert (found.outside, found.is_unsure, found.in_domain) == (reason, bool(reason), not reason)
+
+
+def test_an_answer_whose_chain_has_a_false_step_is_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    asker = load(ratio=1)
+    assert asker.ask(QUESTION).outside == ""
+    reply = Reply("17", "12 + 7 = 17\n#### 17", 9, 1, is_truncated=False, confidence=0.9)
+    assert isinstance(asker.method, ChainMethod)
+    monkeypatch.setattr(ChainMethod, "reply", lambda *_: ([reply], Seconds(0, 0, 0)))
+    found = asker.ask(QUESTION)
+    assert (found.outside, found.is_unsure) == ("a step of the chain is false: 12 + 7 = 17", True)
+    assert found.in_domain is False

@@ -29,6 +29,9 @@ _NUMBER = re.compile(rf"(?P<digits>{_DIGITS})|(?P<words>{NUMERAL})|%|[a-z]+")
 _WHOLE = re.compile(_DIGITS)
 _RESULT = re.compile(rf"=\s*\$?\s*({_DIGITS})(?! *[-\u2212+*/x×] *[\d$(.])")
 _EQUATION = re.compile(rf"({_DIGITS})\s*([-+*/])\s*\$?({_DIGITS})\s*=\s*\$?({_DIGITS})")
+_BEFORE = re.compile(r"(?:[-\u2212+*/x×^,.:)]|\d|\band) *\$?\Z")
+_AFTER = re.compile(r"[.,]?\d|[a-zA-Z%(]| *[-\u2212+*/x×^] *[\w$(.]")
+"""What shows, before and behind it, that an equation is a part of something longer."""
 _PLAIN = str.maketrans("\u2212", "-", "$,")
 MOST_CHARACTERS = 30
 """Longest number in digits; longer ones are skipped."""
@@ -141,6 +144,24 @@ def equations_in(chain: str) -> list[Equation]:
         if a is not None and b is not None and c is not None and (step := Equation(a, sign, b, c)).compute(a, b) == c:
             found.append(step)
     return found
+
+
+def false_step(chain: str) -> str:
+    """Return the first step `a op b = c` of a chain that is false, such as `47 - 66 = 81`; empty if there is none.
+
+    Numbers may be rounded, and a quotient may be cut off. A part of a longer step is skipped.
+    """
+    for match in _EQUATION.finditer(chain):
+        is_part = _BEFORE.search(chain, max(0, match.start() - 10), match.start()) or _AFTER.match(chain, match.end())
+        a, b, c = (read_number(match[group]) for group in (1, 3, 4))
+        if is_part or a is None or b is None or c is None:
+            continue
+        right = Equation(a, match[2], b, c).compute(a, b)
+        unit = Fraction(1, 10 ** len(match[4].partition(".")[2]))
+        error = None if right is None else abs(right - c)
+        if error is None or (error > unit / 2 and not (match[2] == "/" and error < unit)):
+            return match[0]
+    return ""
 
 
 def results_in(chain: str) -> list[Fraction]:

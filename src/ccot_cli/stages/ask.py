@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ccot_cli.config import Settings
+from ccot_cli.data.arithmetic import false_step
 from ccot_cli.data.batches import cut
 from ccot_cli.data.domain import Domain, doubt
 from ccot_cli.errors import UsageError
@@ -54,7 +55,7 @@ class AskResult:
     None if it has no record of them.
     """
     outside: str
-    """Why it is a guess: it is not in the domain, or even the chain is not sure enough; else empty."""
+    """Why it is a guess: it is not in the domain, it is not sure enough, or its chain is false; else empty."""
     chain: str | None
     """The text again, if the method writes a chain; else None."""
     prompt_tokens: int
@@ -62,7 +63,7 @@ class AskResult:
     is_fallback: bool = False
     """Whether the method was not sure, and the chain's answer is given instead."""
     is_unsure: bool = False
-    """Whether it is a guess for its low confidence alone."""
+    """Whether it is a guess only because its confidence is low or a step of its chain is false."""
     thoughts: list[CheckedThought] | None = None
     """What each contemplation token says; None if that was not asked for, or another method answered."""
     verified: bool | None = None
@@ -187,8 +188,8 @@ class Asker:
 
     def _result(self, question: str, reply: Reply, seconds: float) -> AskResult:
         method = self.cascade.fallback if self.cascade and reply.is_fallback else self.method
-        # Below what was asked for, or below what the record asks for, even the chain's answer is a guess.
-        outside, is_unsure = self._outside(question, reply), reply.confidence < self.least_confidence
+        chain = reply.text.strip() if isinstance(method, ChainMethod) else None
+        outside, unsure = self._outside(question, reply), self._unsure(reply.confidence, chain or "")
         checked = None if reply.thoughts is None else self._check_thoughts(question, reply)
         return AskResult(
             answer=" ".join(reply.answer.split()),
@@ -201,17 +202,24 @@ class Asker:
             calibrated=method.calibration is not None,
             model=self.model,
             text=reply.text.strip(),
-            in_domain=None if self.domain is None else not (outside or is_unsure),
-            outside=outside or (doubt(reply.confidence) if is_unsure else ""),
-            chain=reply.text.strip() if isinstance(method, ChainMethod) else None,
+            in_domain=None if self.domain is None else not (outside or unsure),
+            outside=outside or unsure,
+            chain=chain,
             prompt_tokens=len(self.theta.encoder.query(question)),
             answer_tokens=reply.num_answer,
             is_fallback=reply.is_fallback,
-            is_unsure=is_unsure and not outside,
+            is_unsure=bool(unsure) and not outside,
             thoughts=checked and checked.thoughts,
             verified=checked and checked.is_answer_verified,
             explanation=reply.explanation,
         )
+
+    def _unsure(self, confidence: float, chain: str) -> str:
+        """Say why an answer is a guess although it may be in the domain; return an empty text if it is not."""
+        if step := false_step(chain):
+            return f"a step of the chain is false: {step}"
+        # Below what was asked for, or below what the record asks for, even the chain's answer is a guess.
+        return doubt(confidence) if confidence < self.least_confidence else ""
 
     def _check_thoughts(self, question: str, reply: Reply) -> Checked:
         checked = check_thoughts(question, reply)
