@@ -20,14 +20,15 @@ from ccot_cli.config import DataConfig
 from ccot_cli.data.problems import load_training
 
 LINE = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
-NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+NUMBER = re.compile(r"(?:\d[\d,.]*\d|\d)(?!\d| ?%| ?per ?cent)")
+"""A number that another may replace. A percentage stays: a chain may divide by 5 instead of taking 20 % of a number."""
 IN_WORDS = {
-    "2": "half|twice|doubl|couple|pair|both|other|each of them|two",
+    "2": "half|twice|doubl|couple|pair|both|other|each of them|two|50 ?%|(50|fifty) per ?cent",
     "3": "thrice|tripl|third|three",
-    "4": "quarter|fourth|four",
-    "5": "fifth|nickel|five",
+    "4": "quarter|fourth|four|25 ?%|(25|twenty-five) per ?cent",
+    "5": "fifth|nickel|five|20 ?%|(20|twenty) per ?cent",
     "7": "week",
-    "10": "dime|ten",
+    "10": "dime|ten|10 ?%|10 per ?cent",
     "12": "dozen|year|month|foot|feet",
     "24": "day",
     "60": "hour|minute",

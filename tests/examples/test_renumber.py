@@ -44,6 +44,7 @@ def test_a_problem_is_told_again_with_a_chain_that_is_right(renumber: ModuleType
         ("He has some pens.", "2 + 2 = 4"),
         ("He has 3 pens.", "He has 3 pens."),
         ("Half of the 8 pens were sold for 2 dollars each.", "8 / 2 = 4"),  # which is half, which the price?
+        ("20% of the 30 pens are in 5 boxes.", "30 / 5 = 6"),
     ],
 )
 def test_what_cannot_be_told_again_is_left(renumber: ModuleType, question: str, chain: str) -> None:
@@ -56,6 +57,16 @@ def test_constants_and_ones_stay(renumber: ModuleType) -> None:
     assert question == f"1 man has {number} dozen eggs."
     assert number != 5
     assert (chain, answer) == (f"{number} * 12 = {number * 12}", str(number * 12))
+
+
+def test_a_percentage_stays_with_what_it_is_divided_by(renumber: ModuleType) -> None:
+    rng = random.Random(0)
+    for share, divisor in (("20%", 5), ("25 %", 4), ("50 percent", 2), ("10 per cent", 10)):
+        told = "Of {number} pens " + share + " are red."
+        question, chain, answer = renumber.retell(told.format(number=40), f"40 / {divisor} = {40 // divisor}", rng)
+        number = int(question.split()[1])
+        assert (question, number != 40) == (told.format(number=number), True)
+        assert (chain, answer) == (f"{number} / {divisor} = {number // divisor}", str(number // divisor))
 
 
 def test_validation_problems_are_not_told_again(renumber: ModuleType, tmp_path: Path) -> None:
