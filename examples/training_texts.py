@@ -23,6 +23,8 @@ NUMERALS_PROBABILITY, LARGEST_NUMERAL = 0.1, 20
 """How often a question has numbers in words, and the largest of these; the tokenizer makes digits of larger ones."""
 NUM_SUMS = 10
 """Sums in an example that is sums alone."""
+NOTHING_PROBABILITY = 0.05
+"""How often a difference in these leaves nothing."""
 NUMBER = re.compile(r"(?<![\w$£€.,:/-])\d{1,3}(?![\w.,:/%-]*\d|[%:/])\b")
 """A whole number that may be written in words: no part of a time, a price, a decimal, a share."""
 ANNOTATED = re.compile(r"<<(\d+)([-+*/])(\d+)=(\d+)>>")
@@ -153,6 +155,9 @@ def sums(rng: random.Random) -> str:
         sign = rng.choice("++--*/")
         most = rng.choice((20, 100, 100, LARGEST))
         left, right = rng.randint(1, most), rng.randint(1, rng.choice((LARGEST_FACTOR, most)))
+        if sign == "-" and rng.random() < NOTHING_PROBABILITY:
+            written.append(write_step(left, "-", left, 0))
+            continue
         if sign == "/":
             left *= right
         if rng.random() < 0.5 and sign in "+*":

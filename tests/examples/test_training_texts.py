@@ -93,6 +93,16 @@ def test_some_questions_have_their_small_numbers_in_words(texts: ModuleType) -> 
     assert set(changed) == {("Nine cats, 42 dogs. Twenty eels cost $7 at 3:15, or 25% less in rooms 5-7?", told[1])}
 
 
+def test_sums_to_practise_on_are_right_and_some_leave_nothing(texts: ModuleType) -> None:
+    equations = [each for seed in range(100) for each in equations_in(texts.sums(random.Random(seed)))]
+    assert len(equations) == 100 * texts.NUM_SUMS
+    assert {each.sign for each in equations} == set("+-*/")
+    assert all(0 <= each.result <= 999 for each in equations)
+    nothing = [each for each in equations if not each.result]
+    assert 5 < len(nothing) < 40
+    assert all(each.sign == "-" and each.first == each.second for each in nothing)
+
+
 def test_the_problems_in_writers_words_can_all_be_read_and_are_no_test_questions(texts: ModuleType) -> None:
     path = EXAMPLES / "written_problems.jsonl"
     rows = [*map(json.loads, path.read_text(encoding="utf-8").splitlines())]
