@@ -351,16 +351,16 @@ It is a mean of weights (`examples/average_theta.py`): 0.4 of run 6, 0.2 of run 
   (`python examples/train_embedded.py --people gsm8k.jsonl --people examples/written_problems.jsonl --generator-seed
   90000000 --start FOLDER`; on two cores, so with fewer steps and examples than the script has). Nearly half of their
   120,000 problems, of 1 to 10 steps, are GSM8K's and writers' and these with other numbers, the others are generated.
-  φ took, in steps of 256 at a rate of 0.007, 1,960 on the first 50,000 of them, and then 3,752 on all; ψ, with late
-  ends and in steps of 64 at 0.004, 1,564 (the weights after 782 were kept) and then 1,875; and `direct` twice 625 of 64
-  at 0.004 on the first 40,000.
+  φ took, in steps of 256, 1,960 on the first 50,000 of them and 3,752 on all at a rate of 0.007, and 3,752 more at
+  0.005; ψ, with late ends and in steps of 64, 1,564 (the weights after 782 were kept) and 1,875 at 0.004, and 938 on
+  the first 60,000 at 0.003 (those after 500 were kept); and `direct` twice 625 of 64 at 0.004 on the first 40,000.
 - The training before: φ took, at r = 0.3, 901 steps of 512 on 40,000 problems, by a one-off script on a GPU that
   trained as `ccot train-phi` does, but for 193 seconds instead of a number of steps (a single step at a rate of 1e-7
   then made it an artifact of `ccot`); at r = 0.1, 1,564 steps of 64 at a rate of 0.005, 2,814 of 128 at 0.006 and 3,752
   of 256 at 0.007, on up to 120,000. ψ had 1,564, 1,876 and 1,438 steps of 64, and `direct` 3,128.
 - `decoder` writes out the chain for `ccot ask --explain`. It learned from the problems that the method of then answered
   right: of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py 0.1`) in 2,844 steps of
-  32, of 24,000 in 2,188, of 16,000 in 1,802, and on this θ of 8,000 in 824 and of 8,000 others in 890.
+  32, of 24,000 in 2,188, of 16,000 in 1,802, and on this θ, each time of 8,000 others, in 824, 890 and 894.
 - `domain.json`: which words and pairs of words the questions of 23,000 training problems and of
   `examples/written_problems.jsonl` have, and other texts with numbers (`examples/other_texts.jsonl`) have not. `ccot
   ask` warns of such texts.
