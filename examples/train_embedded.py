@@ -87,7 +87,7 @@ SETTINGS: dict[str, Any] = {
     "data.validation_limit": 500,
     "model.dtype": "float32",
     "model.tf32": True,
-    "precompute.max_disk": 4,
+    "precompute.max_disk": 16,
     "train_phi.lora_rank": 128,
     "train_phi.lora_alpha": 128,
     "train_phi.batch_size": 512,
@@ -104,10 +104,10 @@ GOING_ON: dict[str, Any] = {
     "train_phi.batch_size": 256,
     "train_phi.taught_epochs": 0,
     "train_phi.epochs": 8,
-    "train_phi.learning_rate": 7e-3,
+    "train_phi.learning_rate": 1.5e-3,
 }
 """Settings of a φ that starts from another one: a higher rate undoes what that one has learned."""
-PSI_RATE = 4e-3
+PSI_RATE = 2e-3
 """Learning rate of a ψ that starts from another one."""
 FOR_DIRECT: dict[str, Any] = {
     "train_psi.limit": None,

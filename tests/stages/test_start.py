@@ -10,12 +10,16 @@ import torch
 
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import sha256_of
+from ccot_cli.models.base.adapters import PHI, PSI
 from ccot_cli.models.base.history import read_history
 from ccot_cli.names import ADAPTER_FILE
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_decoder
 from stages.runs import RATIO, MakeRun, Run, tensors_of
+
+LAYER = 2
+"""l of the runs."""
 
 TRAININGS: dict[str, tuple[str, Callable[[Run], Any]]] = {
     "train-psi/r0.10": ("psi", Run.train_psi),
@@ -36,6 +40,51 @@ def trained(make_run: MakeRun) -> Run:
     run.train_phi()
     run.train_psi()
     return run
+
+
+@pytest.fixture
+def method(trained: Run, tmp_path: Path) -> Path:
+    """Copy the trained method to a folder of its own; ψ's training changed φ's layers above l."""
+    folder = tmp_path / "method"
+    shutil.copytree(trained.workspace.folder("train-psi", "r0.10"), folder)
+    assert not same(trained.workspace.folder("train-phi", "r0.10") / PHI, folder / PHI, above=True)
+    assert same(trained.workspace.folder("train-phi", "r0.10") / PHI, folder / PHI, above=False)
+    return folder
+
+
+def same(one: Path, other: Path, *, above: bool) -> bool:
+    """Tell whether two φ are the same above l, or in the layers up to l."""
+    first, second = tensors_of(one), tensors_of(other)
+    names = [name for name in first if (int(name.split(".layers.")[1].split(".")[0]) >= LAYER) == above]
+    assert names
+    return all(torch.allclose(first[name], second[name], atol=1e-6) for name in names)
+
+
+def test_phi_starts_from_a_methods_without_the_layers_that_learned_with_psi(trained: Run, method: Path) -> None:
+    changes = {"train_phi.start": str(method / PHI), "train_phi.learning_rate": 1e-12}
+    Run(trained.workspace, override(trained.settings, changes)).train_phi()
+    after = trained.workspace.folder("train-phi", "r0.10") / PHI
+    assert same(after, method / PHI, above=False)
+    ups = {name: each for name, each in tensors_of(after).items() if ".lora_B." in name}
+    for name, each in ups.items():
+        is_above = int(name.split(".layers.")[1].split(".")[0]) >= LAYER
+        assert (each.abs().max() < 1e-6) == is_above
+
+
+@pytest.mark.parametrize("unfreeze", ["above", "none"])
+def test_psi_goes_on_with_the_layers_of_phi_that_learned_with_it(trained: Run, method: Path, unfreeze: str) -> None:
+    changes = {"train_phi.seed": 7, "train_psi.start": str(method / PSI), "train_psi.learning_rate": 1e-12}
+    going_on = Run(trained.workspace, override(trained.settings, {**changes, "train_psi.unfreeze": unfreeze}))
+    going_on.train_phi()
+    going_on.train_psi()
+    phi, after = (trained.workspace.folder(stage, "r0.10") / PHI for stage in ("train-phi", "train-psi"))
+    assert same(after, phi, above=False)
+    assert not same(after, method / PHI, above=False)
+    assert same(after, method / PHI, above=True) == (unfreeze == "above")
+    # Another φ beside the ψ to start from is another input.
+    assert going_on.train_psi().was_ready
+    shutil.copytree(phi, method / PHI, dirs_exist_ok=True)
+    assert not going_on.train_psi().was_ready
 
 
 @pytest.mark.parametrize("artifact", TRAININGS)

@@ -44,7 +44,10 @@ def train_phi(
     taught_epochs: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="Passes with gold inputs, before those on rollouts.", rich_help_panel=HOW
+            min=0,
+            metavar="N",
+            help="Passes with gold inputs, before those on rollouts; 0: no input is ever gold.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     epochs: Annotated[

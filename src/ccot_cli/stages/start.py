@@ -8,7 +8,8 @@ from pathlib import Path
 from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import sha256_of
-from ccot_cli.models.base.adapters import PHI, Adapters
+from ccot_cli.models.base.adapters import PHI, PSI, Adapters
+from ccot_cli.models.methods.method import METHOD_FILE
 from ccot_cli.names import ADAPTER_FILE, TRAIN_PHI, parse_ratio, ratio_name
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace
@@ -24,6 +25,15 @@ class Start:
     folder: Path
     input_name: str
     """Its name among the inputs of what starts from it; no path, because a folder may be moved."""
+
+    @property
+    def phi_of_method(self) -> Path | None:
+        """Folder of φ in the trained method whose φ or ψ the adapter is; None if it is that of none.
+
+        There φ's layers above l have learned to answer together with ψ, so their states are no longer like gold ones.
+        """
+        method, is_part = self.folder.parent, self.folder.name in (PHI, PSI)
+        return method / PHI if is_part and (method / METHOD_FILE).is_file() and (method / PHI).is_dir() else None
 
 
 def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | None:
@@ -111,7 +121,12 @@ def _starts_from_itself(name: str, section: str) -> UsageError:
 
 def start_inputs(start: Start | None) -> dict[str, str]:
     """Return what an artifact names among its inputs because it starts from an adapter."""
-    return {start.input_name: start.fingerprint} if start else {}
+    if start is None:
+        return {}
+    inputs = {start.input_name: start.fingerprint}
+    if start.phi_of_method:
+        inputs["start's φ"] = sha256_of(start.phi_of_method / ADAPTER_FILE)
+    return inputs
 
 
 def attach(adapters: Adapters, name: str, config: TrainPhiConfig | TrainPsiConfig, start: Start | None) -> None:

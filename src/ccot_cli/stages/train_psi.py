@@ -125,6 +125,8 @@ class _Job:
         self.phi.check()
         self.adapters.load(PHI, self.phi.folder / PHI)
         attach(self.adapters, PSI, config, self.start)
+        if self.start and (phi := self.start.phi_of_method) and config.unfreeze == "above":
+            self.adapters.load_layers(PHI, phi, range(self.layer, self.theta.num_layers))
         stored = read_problems(self.source)
         self.held_out = [item.problem for item in stored if item.is_validation]
         encoder = self.theta.encoder

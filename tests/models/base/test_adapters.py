@@ -89,6 +89,39 @@ def test_saved_and_loaded_gives_the_same_logits(theta: Theta, tmp_path: Path) ->
     assert torch.equal(logits(theta), expected)
 
 
+def test_some_layers_of_an_adapter_are_loaded_or_cleared(theta: Theta, tmp_path: Path) -> None:
+    adapters, last = both(theta), theta.num_layers - 1
+    shake(adapters, PHI)
+    saved = {name: each.detach().clone() for name, each in adapters.parameters(PHI).items()}
+    adapters.save(PHI, tmp_path)
+    for each in adapters.parameters(PHI).values():
+        each.data.fill_(0.5)
+    adapters.load_layers(PHI, tmp_path / PHI, range(last, theta.num_layers))
+    of_last = adapters.parameters(PHI, layers=range(last, theta.num_layers)).keys()
+    for name, each in adapters.parameters(PHI).items():
+        assert torch.equal(each, saved[name] if name in of_last else torch.full_like(each, 0.5))
+    assert 0 < len(of_last) < len(saved)
+    adapters.clear(PHI, range(last))
+    for name, each in adapters.parameters(PHI).items():
+        is_clear = name not in of_last and ".lora_B." in name
+        assert each.any() != is_clear
+    adapters.clear(PHI, range(last, theta.num_layers))
+    adapters.use(None)
+    plain = logits(theta)
+    adapters.use(PHI)
+    assert torch.equal(logits(theta), plain)
+
+
+def test_layers_of_an_adapter_that_does_not_fit_are_refused(llama: Theta, tmp_path: Path) -> None:
+    adapters = both(llama)
+    adapters.save(PSI, tmp_path)
+    with pytest.raises(CorruptError, match="does not fit this model"):
+        adapters.load_layers(PHI, tmp_path / PSI, range(1))
+    (tmp_path / PSI / "adapter_model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(CorruptError, match="cannot be read"):
+        adapters.load_layers(PSI, tmp_path / PSI, range(1))
+
+
 def test_every_process_writes_the_same_bytes(tmp_path: Path) -> None:
     """A set's order differs from process to process, and manifests hash what is saved."""
     code = (

@@ -83,6 +83,11 @@ def test_without_own_rollouts_every_input_stays_gold(llama: Theta) -> None:
     assert training.optimiser.num_steps > 0
 
 
+def test_a_phi_that_is_not_taught_is_never_fed_gold_states(llama: Theta) -> None:
+    training = joint_training(shaken(llama, PHI), phi_examples(llama, 8), taught_epochs=0)
+    assert [training.gold_fraction for _ in training.steps()] == [0.0] * training.optimiser.num_steps
+
+
 def test_gold_inputs_give_way_to_own_ones(llama: Theta) -> None:
     training = joint_training(shaken(llama), phi_examples(llama, 8))
     fractions = [training.gold_fraction for _ in training.steps()]
@@ -172,7 +177,8 @@ def test_a_resumed_joint_training_ends_in_the_same_bits(make_theta: MakeTheta, t
 
 def test_the_parts_of_a_batch_add_up_to_its_loss_and_gradient(llama: Theta) -> None:
     # In the middle of its weaning: some inputs are gold, some φ's own.
-    training = joint_training(shaken(llama, PHI), phi_examples(llama, 7), taught_epochs=0, batch_size=7)
+    training = joint_training(shaken(llama, PHI), phi_examples(llama, 7), taught_epochs=1, batch_size=7)
+    training.optimiser.step_count = 1
     assert 0 < training.gold_fraction < 1
     loss, expected = gradients(training, [[3, 0, 5, 1, 6]])
     parts, found = gradients(training, [[3], [0, 5], [1, 6]])

@@ -145,6 +145,29 @@ class Adapters:
         set_peft_model_state_dict(self.peft, saved, adapter_name=name)
         self.train_only(())
 
+    def load_layers(self, name: str, folder: Path, layers: range) -> None:
+        """Copy some decoder layers, counted from 0, of a saved adapter into the attached one of the same rank.
+
+        Raises:
+            CorruptError: if the file is damaged, or the adapter does not fit the attached one.
+        """
+        try:
+            saved = load_file(folder / ADAPTER_FILE)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=retrain_hint(folder.parent)) from error
+        state = self.state(name)
+        self._check(folder, saved, state)
+        set_peft_model_state_dict(
+            self.peft, {key: saved[key] if _layer_of(key) in layers else state[key] for key in state}, adapter_name=name
+        )
+
+    @torch.no_grad()
+    def clear(self, name: str, layers: range) -> None:
+        """Make some decoder layers of an adapter, counted from 0, equal to θ's again (LoRA's B is zero)."""
+        for key, weight in self.parameters(name, layers=layers).items():
+            if ".lora_B." in key:
+                weight.zero_()
+
     @staticmethod
     def _check(folder: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         wrong = sorted(saved.keys() ^ expected.keys())

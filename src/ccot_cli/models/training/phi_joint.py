@@ -5,7 +5,7 @@ gold leave φ helpless against its own errors. Here all layers learn at once, in
 
 1. from gold inputs (teacher forcing), which is one parallel pass;
 2. from rollouts in which fewer and fewer inputs are gold (scheduled sampling; Bengio et al., 2015);
-3. from φ's own rollouts alone.
+3. from φ's own rollouts alone. A φ that starts from another one can do without the others (`taught_epochs: 0`).
 
 A rollout runs without gradients; its inputs then run in one parallel pass with gradients. Gradients through the
 recurrence undid what gold inputs had taught. The loss compares indices l..L only, which leaves the layers below l free
@@ -156,7 +156,9 @@ class JointTraining(Training):
 
     @property
     def gold_fraction(self) -> float:
-        """Probability that an input is gold: 1 in the taught epochs, then falling linearly to 0."""
+        """Probability that an input is gold: 1 in taught epochs, then falling linearly to 0; without these always 0."""
+        if not self.taught_steps:
+            return 0.0
         num_rollouts = self.optimiser.num_steps - self.taught_steps
         rollout = self.optimiser.step_count - self.taught_steps
         return max(0.0, 1 - (rollout + 1) / (GOLD_UNTIL * num_rollouts)) if rollout >= 0 and num_rollouts else 1.0
