@@ -18,6 +18,14 @@ from transformers import PreTrainedTokenizerFast
 from ccot_cli.files import set_usual_mode
 
 
+def read_shares(arguments: list[str]) -> list[tuple[float, Path]]:
+    """Read shares, each followed by a folder."""
+    try:
+        return [(float(share), Path(folder)) for share, folder in zip(arguments[::2], arguments[1::2], strict=True)]
+    except ValueError:
+        raise typer.BadParameter("a folder follows each share: 0.7 FOLDER 0.3 FOLDER") from None
+
+
 def read_weights(folder: Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, Tensor]:
     """Read the weights of a trained θ, with a vector for each token of a tokenizer."""
     model = make_model(tokenizer)
@@ -38,10 +46,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder to write tokenizer and model to.")],
 ) -> None:
     """Write the mean of models, in bfloat16."""
-    try:
-        chosen = [(float(share), Path(folder)) for share, folder in zip(models[::2], models[1::2], strict=True)]
-    except ValueError:
-        raise typer.BadParameter("a folder follows each share: 0.7 FOLDER 0.3 FOLDER") from None
+    chosen = read_shares(models)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(chosen[0][1])
     model = with_plain_vectors(make_model(tokenizer))
     model.load_state_dict(average([(share, read_weights(folder, tokenizer)) for share, folder in chosen]))

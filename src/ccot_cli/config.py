@@ -256,8 +256,6 @@ class TrainPhiConfig(Section):
     """Steps between checkpoints; layerwise writes one after every layer instead."""
     start: Annotated[str | None, BeforeValidator(text_of_ratio)] = None
     """Ratio or key of a φ to start from, such as 0.1 or r0.10-l4, or an adapter's folder; null: a new φ."""
-    start_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the start's weights in layers 1..l of the saved φ; the rest is what was trained from it."""
     seed: Seed = 0
     """Seed of the order of problems and of the adapter's first weights."""
 
@@ -267,12 +265,6 @@ class TrainPhiConfig(Section):
             raise ValueError(
                 "query_under: phi needs schedule: joint, because no single layer learns to read a question"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_share_needs_a_start(self) -> Self:
-        if self.start_share and self.start is None:
-            raise ValueError("start_share needs a start, whose weights it is a share of")
         return self
 
     @property

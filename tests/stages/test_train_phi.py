@@ -133,29 +133,6 @@ def test_phi_goes_on_from_an_adapter_of_another_workspace(make_run: MakeRun, tmp
         train_phi.run(run.workspace, other_rank, RATIO, progress=Progress())
 
 
-def test_a_share_of_the_start_stays_in_what_is_trained_from_it(make_run: MakeRun) -> None:
-    run, wider = make_run(), Decimal("0.2")
-    run.precompute()
-    for ratio in (RATIO, wider):
-        score.run(run.workspace, run.settings, ratio, progress=Progress())
-    run.train_phi()
-    start = tensors_of(run.workspace.folder("train-phi", "r0.10"))
-
-    def go_on(share: float) -> tuple[dict[str, torch.Tensor], list[float]]:
-        """Return the weights of a φ that keeps a share of its start, and the errors that it reports."""
-        settings = override(run.settings, {"train_phi.start": "0.1", "train_phi.start_share": share})
-        result = train_phi.run(run.workspace, settings, wider, progress=Progress())
-        return tensors_of(run.workspace.folder("train-phi", "r0.20")), result.report["losses"]
-
-    (trained, errors), (mean, errors_of_mean) = go_on(0.0), go_on(0.25)
-    assert errors != errors_of_mean
-    for name, begun in start.items():
-        is_above = int(name.split(".layers.")[1].split(".")[0]) >= run.settings.train_phi.layer
-        share = 0.0 if is_above else 0.25
-        assert not torch.equal(begun, trained[name])
-        torch.testing.assert_close(mean[name], share * begun + (1 - share) * trained[name], atol=1e-6, rtol=0)
-
-
 def test_a_start_that_cannot_be_is_refused(make_run: MakeRun) -> None:
     run = make_run(**{"train_phi.start": "r0.20"})
     run.precompute()

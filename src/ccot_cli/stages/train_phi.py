@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from ccot_cli import ranks
 from ccot_cli.config import AUTO, Settings, TrainPhiConfig, stage_config
@@ -91,16 +90,11 @@ def run(
     attach(adapters, PHI, config, start)
     if start and start.phi_of_method:
         adapters.clear(PHI, range(config.layer, theta.num_layers))
-    lower = adapters.parameters(PHI, layers=range(config.layer))
-    start_weights = {name: each.detach().clone() for name, each in lower.items()}
     examples = load_examples(theta, source, scored)
     with building(workspace, spec, progress) as build:
         job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)
         layers, num_steps = job.train_layers() if config.schedule == "layerwise" else ([], job.train_jointly())
         adapters.train_only(())
-        if config.start_share:
-            _mix(lower, start_weights, config.start_share)
-            job.last_report = None  # It judges what was trained.
         passes = config.epochs + (config.taught_epochs if config.schedule == "joint" else 0)
         adapters.record(PHI, steps=num_steps, batch_size=config.batch_size, problems=len(job.train), passes=passes)
         adapters.save(PHI, build.folder)
@@ -120,17 +114,6 @@ def run(
         )
         build.summary.update(asdict(result))
     return result
-
-
-@torch.no_grad()
-def _mix(trained: dict[str, nn.Parameter], start: dict[str, Tensor], share: float) -> None:
-    """Move weights towards those that training started from: to share · start + (1 - share) · trained.
-
-    The mean does better on other problems than either (Wortsman et al., "Robust fine-tuning of zero-shot models", 2022;
-    measured in docs/learning-curves.md).
-    """
-    for name, weight in trained.items():
-        weight.lerp_(start[name], share)
 
 
 def check(config: TrainPhiConfig, theta: Theta) -> None:
