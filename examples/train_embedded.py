@@ -364,7 +364,8 @@ It is a mean of weights (`examples/average_theta.py`): 0.4 of run 6, 0.2 of run 
   of 256 at 0.007, on up to 120,000. ψ had 1,564, 1,876 and 1,438 steps of 64, and `direct` 3,128.
 - `decoder` writes out the chain for `ccot ask --explain`. It learned from the problems that the method of then answered
   right: of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py 0.1`) in 2,844 steps of
-  32, of 24,000 in 2,188, of 16,000 in 1,802, and on this θ, each time of 8,000 others, in 824, 890 and 894.
+  32, of 24,000 in 2,188, of 16,000 in 1,802, and on this θ, each time of 8,000 others, in 824, 890 and 894. It
+  has not learned from the last φ and ψ.
 - `domain.json`: which words and pairs of words the questions of 23,000 training problems and of
   `examples/written_problems.jsonl` have, and other texts with numbers (`examples/other_texts.jsonl`) have not. `ccot
   ask` warns of such texts.

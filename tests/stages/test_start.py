@@ -16,7 +16,7 @@ from ccot_cli.names import ADAPTER_FILE
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
 from ccot_cli.stages import train_decoder
-from stages.runs import RATIO, MakeRun, Run, tensors_of
+from stages.runs import RATIO, MakeRun, Run, Told, tensors_of
 
 LAYER = 2
 """l of the runs."""
@@ -85,6 +85,16 @@ def test_psi_goes_on_with_the_layers_of_phi_that_learned_with_it(trained: Run, m
     assert going_on.train_psi().was_ready
     shutil.copytree(phi, method / PHI, dirs_exist_ok=True)
     assert not going_on.train_psi().was_ready
+
+
+def test_layers_that_learned_with_psi_stay_out_of_a_phi_of_another_rank(trained: Run, method: Path) -> None:
+    changes = {"train_phi.lora_rank": 2, "train_psi.start": str(method / PSI), "train_psi.learning_rate": 1e-12}
+    going_on, told = Run(trained.workspace, override(trained.settings, changes)), Told()
+    going_on.train_phi()
+    going_on.train_psi(told)
+    phi, after = (trained.workspace.folder(stage, "r0.10") / PHI for stage in ("train-phi", "train-psi"))
+    assert same(after, phi, above=True)
+    assert any("have another rank or alpha: left out" in line for line in told.said)
 
 
 @pytest.mark.parametrize("artifact", TRAININGS)

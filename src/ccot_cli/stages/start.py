@@ -9,7 +9,8 @@ from ccot_cli.config import TrainPhiConfig, TrainPsiConfig
 from ccot_cli.errors import MissingError, UsageError
 from ccot_cli.files import sha256_of
 from ccot_cli.models.base.adapters import PHI, PSI, Adapters
-from ccot_cli.models.methods.method import METHOD_FILE
+from ccot_cli.models.base.theta import Theta
+from ccot_cli.models.methods.method import METHOD_FILE, MethodInfo
 from ccot_cli.names import ADAPTER_FILE, TRAIN_PHI, parse_ratio, ratio_name
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import Workspace
@@ -28,12 +29,21 @@ class Start:
 
     @property
     def phi_of_method(self) -> Path | None:
-        """Folder of φ in the trained method whose φ or ψ the adapter is; None if it is that of none.
-
-        There φ's layers above l have learned to answer together with ψ, so their states are no longer like gold ones.
-        """
+        """Folder of φ in the trained method whose φ or ψ the adapter is; None if it is that of none."""
         method, is_part = self.folder.parent, self.folder.name in (PHI, PSI)
         return method / PHI if is_part and (method / METHOD_FILE).is_file() and (method / PHI).is_dir() else None
+
+    def layers_of_psi(self, theta: Theta) -> range:
+        """Return the decoder layers, counted from 0, of that φ that learned to answer together with ψ: those above l.
+
+        Their states are no longer like gold ones.
+
+        Raises:
+            CorruptError: if `method.json` is damaged.
+        """
+        if self.phi_of_method is None:
+            return range(0)
+        return range(MethodInfo.load(self.folder.parent).autoregressive_layer, theta.num_layers)
 
 
 def find_phi(workspace: Workspace, config: TrainPhiConfig, key: str) -> Start | None:

@@ -88,8 +88,8 @@ def run(
     scored.check()
     adapters = Adapters(theta)
     attach(adapters, PHI, config, start)
-    if start and start.phi_of_method:
-        adapters.clear(PHI, range(config.layer, theta.num_layers))
+    if start:
+        adapters.clear(PHI, start.layers_of_psi(theta))
     examples = load_examples(theta, source, scored)
     with building(workspace, spec, progress) as build:
         job = _Job(workspace, source, adapters, *examples, config, build, f"φ at r = {ratio:f}", progress)

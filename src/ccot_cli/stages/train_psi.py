@@ -125,8 +125,8 @@ class _Job:
         self.phi.check()
         self.adapters.load(PHI, self.phi.folder / PHI)
         attach(self.adapters, PSI, config, self.start)
-        if self.start and (phi := self.start.phi_of_method) and config.unfreeze == "above":
-            self.adapters.load_layers(PHI, phi, range(self.layer, self.theta.num_layers))
+        if self.start and config.unfreeze == "above":
+            self._take_up_layers(self.start)
         stored = read_problems(self.source)
         self.held_out = [item.problem for item in stored if item.is_validation]
         encoder = self.theta.encoder
@@ -134,6 +134,12 @@ class _Job:
         self.chain_lengths = [len(each.chain) for each in training]
         self.train_examples = self._examples(training)
         self.held_out_examples = self._examples(encoder.problems(self.held_out))
+
+    def _take_up_layers(self, start: Start) -> None:
+        """Put into φ the layers above l that learned together with the ψ to start from, if they are known."""
+        layers = range(max(self.layer, start.layers_of_psi(self.theta).start), self.theta.num_layers)
+        if (phi := start.phi_of_method) and not self.adapters.load_layers(PHI, phi, layers):
+            self.progress.say(f"the layers of φ that learned with {start.name} have another rank or alpha: left out")
 
     def _examples(self, problems: Sequence[EncodedProblem]) -> list[PsiExample]:
         """Return what ψ learns from these problems, with k contemplation tokens each."""

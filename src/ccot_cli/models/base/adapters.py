@@ -124,20 +124,7 @@ class Adapters:
             CorruptError: if a file is damaged, a tensor is missing, unknown, of a wrong shape or not finite, or the
                 adapter was trained with another scale than alpha / rank.
         """
-        try:
-            settings = strict_json((folder / ADAPTER_CONFIG_FILE).read_bytes())
-            saved = load_file(folder / ADAPTER_FILE)
-            rank, alpha = settings["r"], settings["lora_alpha"]
-            if not all(type(number) is int and number > 0 for number in (rank, alpha)):
-                raise ValueError(f"rank {rank!r} or alpha {alpha!r} is no positive number")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-            raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=retrain_hint(folder.parent)) from error
-        for key in ("use_rslora", "alpha_pattern"):
-            if settings.get(key):
-                raise CorruptError(
-                    f"adapter {folder} has {key}, but ccot scales all layers by lora_alpha / r",
-                    fix=f"train it with lora_alpha alone; if ccot trained it, {retrain_hint(folder.parent)}",
-                )
+        rank, alpha, saved = _read(folder)
         history = read_history(folder)
         self.add(name, rank=rank, alpha=alpha, seed=0)
         self._histories[name] = history
@@ -145,21 +132,23 @@ class Adapters:
         set_peft_model_state_dict(self.peft, saved, adapter_name=name)
         self.train_only(())
 
-    def load_layers(self, name: str, folder: Path, layers: range) -> None:
-        """Copy some decoder layers, counted from 0, of a saved adapter into the attached one of the same rank.
+    def load_layers(self, name: str, folder: Path, layers: range) -> bool:
+        """Copy some decoder layers, counted from 0, of a saved adapter into the attached one.
+
+        Returns:
+            False, with nothing copied, if the saved one has another rank or alpha.
 
         Raises:
-            CorruptError: if the file is damaged, or the adapter does not fit the attached one.
+            CorruptError: as `load` does.
         """
-        try:
-            saved = load_file(folder / ADAPTER_FILE)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=retrain_hint(folder.parent)) from error
+        rank, alpha, saved = _read(folder)
+        if (rank, alpha) != self.rank_and_alpha(name):
+            return False
         state = self.state(name)
         self._check(folder, saved, state)
-        set_peft_model_state_dict(
-            self.peft, {key: saved[key] if _layer_of(key) in layers else state[key] for key in state}, adapter_name=name
-        )
+        chosen = {key: saved[key] if _layer_of(key) in layers else each for key, each in state.items()}
+        set_peft_model_state_dict(self.peft, chosen, adapter_name=name)
+        return True
 
     @torch.no_grad()
     def clear(self, name: str, layers: range) -> None:
@@ -313,6 +302,25 @@ class Adapters:
         """Return the adapter's tensors, named as PEFT saves them."""
         state: dict[str, Tensor] = get_peft_model_state_dict(self.peft, adapter_name=name, save_embedding_layers=False)
         return state
+
+
+def _read(folder: Path) -> tuple[int, int, dict[str, Tensor]]:
+    """Read rank, alpha and tensors of the adapter saved in `folder`; see `Adapters.load`."""
+    try:
+        settings = strict_json((folder / ADAPTER_CONFIG_FILE).read_bytes())
+        saved = load_file(folder / ADAPTER_FILE)
+        rank, alpha = settings["r"], settings["lora_alpha"]
+        if not all(type(number) is int and number > 0 for number in (rank, alpha)):
+            raise ValueError(f"rank {rank!r} or alpha {alpha!r} is no positive number")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise CorruptError(f"adapter {folder} cannot be read: {error}", fix=retrain_hint(folder.parent)) from error
+    for key in ("use_rslora", "alpha_pattern"):
+        if settings.get(key):
+            raise CorruptError(
+                f"adapter {folder} has {key}, but ccot scales all layers by lora_alpha / r",
+                fix=f"train it with lora_alpha alone; if ccot trained it, {retrain_hint(folder.parent)}",
+            )
+    return rank, alpha, saved
 
 
 class _AdapterForwards(NamedTuple):
