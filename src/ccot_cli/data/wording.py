@@ -19,7 +19,7 @@ OF_LAST = ">"
 """Begins the features of the last sentence."""
 LEAST_TEXTS = 5
 """A feature of fewer texts is not learned."""
-LEAST_WEIGHT = 1.15
+LEAST_WEIGHT = 0.95
 """A feature whose weight is closer to zero is dropped."""
 EPOCHS, RATE, DAMPING = 12, 0.5, 0.1
 """Of AdaGrad (Duchi et al., 2011): a feature's rate falls as the squares of its gradients add up."""
