@@ -1,4 +1,4 @@
-"""Average φ and ψ of several methods, of which some went on from others: the mean answers more than either.
+"""Average φ and ψ of several methods, of which some went on from others: the mean can answer more than the last one.
 
     python examples/average_methods.py 0.6 build/embedded/methods/train-psi/r0.10 0.4 earlier/r0.10 --output mean
 

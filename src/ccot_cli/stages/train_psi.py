@@ -137,8 +137,10 @@ class _Job:
 
     def _take_up_layers(self, start: Start) -> None:
         """Put into φ the layers above l that learned together with the ψ to start from, if they are known."""
+        if (phi := start.phi_of_method) is None:
+            return
         layers = range(max(self.layer, start.layers_of_psi(self.theta).start), self.theta.num_layers)
-        if (phi := start.phi_of_method) and not self.adapters.load_layers(PHI, phi, layers):
+        if not self.adapters.load_layers(PHI, phi, layers):
             self.progress.say(f"the layers of φ that learned with {start.name} have another rank or alpha: left out")
 
     def _examples(self, problems: Sequence[EncodedProblem]) -> list[PsiExample]:
