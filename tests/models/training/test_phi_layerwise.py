@@ -3,6 +3,7 @@
 import gc
 import random
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,14 @@ def test_streamed_layer_by_layer_training_equals_the_whole_model_version(make_th
         parameters = adapters.parameters(PHI, layers=range(index - 1, index))
         adapters.train_only(parameters)
         optimiser = Optimiser(parameters, learning_rate=1e-2, num_steps=2 * len(groups))
-        shuffler = random.Random(f"5/{index}")
+        shuffler, lowest = random.Random(f"5/{index}"), inf
         for _ in range(2):
             for group in shuffler.sample(groups, len(groups)):
                 descend(optimiser, whole_model_loss(adapters, [examples[n] for n in group], index))
+            if (loss := whole_model_loss(adapters, examples[-2:], index).item()) < lowest:
+                lowest = loss
+                optimiser.keep()
+        optimiser.restore()
     expected = adapters.state(PHI)
     for name, tensor in streamed.state(PHI).items():
         torch.testing.assert_close(tensor, expected[name], atol=2e-4, rtol=2e-3)
@@ -94,6 +99,17 @@ def test_training_phi_lowers_every_layers_loss(llama: Theta) -> None:
     reports = train_layerwise(shaken(llama), examples, examples, layerwise_config(epochs=20, batch_size=7))
     for report in reports:
         assert report.validation_loss < 0.85 * report.untrained_loss
+
+
+def test_a_layer_ends_with_the_weights_that_do_best_on_validation_examples(llama: Theta) -> None:
+    examples, adapters = phi_examples(llama, 10), shaken(llama)
+    config = layerwise_config(epochs=12, batch_size=4, learning_rate=0.1)
+    reports = list(train_layerwise(adapters, examples[:4], examples[4:], config))
+    # So few examples are soon known by heart.
+    assert any(report.kept_epoch < config.epochs for report in reports)
+    for report in reports:
+        loss = whole_model_loss(adapters, examples[4:], report.layer).item()
+        assert loss == pytest.approx(report.validation_loss, rel=1e-4)
 
 
 def test_in_bfloat16_every_layer_learns_what_it_learns_in_float32(make_theta: MakeTheta) -> None:

@@ -47,11 +47,13 @@ class LayerReport:
     layer: int
     """The hidden-state index that was trained, 1..L."""
     train_loss: float
-    """Mean over the last epoch."""
+    """Mean over the epoch whose weights were kept."""
     validation_loss: float
-    """After the last step."""
+    """Of the weights that were kept."""
     untrained_loss: float
     """Validation loss before the first step."""
+    kept_epoch: int
+    """The epoch after which the validation loss was lowest."""
 
 
 ALL = slice(None)
@@ -219,6 +221,8 @@ def train_layerwise(
 ) -> Iterator[LayerReport]:
     """Train φ's layers 1..L in turn and yield a report after each.
 
+    A layer ends with the weights of the epoch after which its validation loss was lowest.
+
     Args:
         config: `autoregressive_layer` is the index of the gold states that are fed; `epochs` counts passes for each
             layer.
@@ -271,18 +275,19 @@ def _train_layer(
     untrained_loss = _validation_loss(adapters, validation, index)
     adapters.train_only(parameters)
     shuffler = random.Random(f"{config.seed}/{index}")
-    losses: list[float] = []
-    for _ in range(config.epochs):
+    best: LayerReport | None = None
+    for epoch in range(1, config.epochs + 1):
         losses = []
         for batch in _prefetched(shuffler.sample(train, len(train)), index):
             losses.append(optimiser.step_on(range(batch.num_examples), partial(_part_loss, adapters, batch)))
             on_step(index, losses[-1])
-    return LayerReport(
-        layer=index,
-        train_loss=mean_loss(losses),
-        validation_loss=_validation_loss(adapters, validation, index),
-        untrained_loss=untrained_loss,
-    )
+        validation_loss = _validation_loss(adapters, validation, index)
+        if best is None or validation_loss < best.validation_loss:
+            best = LayerReport(index, mean_loss(losses), validation_loss, untrained_loss, epoch)
+            optimiser.keep()
+    optimiser.restore()
+    assert best is not None, "a layer is trained for an epoch at least"
+    return best
 
 
 def _part_loss(adapters: Adapters, batch: _LabelledInput, part: Sequence[int], whole: Sequence[int]) -> Tensor:
