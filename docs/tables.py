@@ -103,13 +103,17 @@ def steps_of(row: dict[str, Any]) -> str:
 
 
 def by_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return exact match by the number of reasoning steps."""
+    """Return exact match by the number of reasoning steps, and how many problems have as many."""
     steps = sorted({step for row in rows for step in row["by_steps"]}, key=int)
+    numbers = [f"{max(row['by_steps'].get(step, {}).get('n', 0) for row in rows):,}" for step in steps]
     forms = {"by steps": "{}", "r": "{:g}"} | dict.fromkeys(steps, "{:.2f}")
     shares = [[row["by_steps"].get(step, {}).get("accuracy") for step in steps] for row in rows]
     return {
         "columns": [{"name": name, "format": form} for name, form in forms.items()],
-        "rows": [[row["method"], row["ratio"], *each] for row, each in zip(rows, shares, strict=True)],
+        "rows": [
+            *([row["method"], row["ratio"], *each] for row, each in zip(rows, shares, strict=True)),
+            ["problems", None, *numbers],
+        ],
     }
 
 

@@ -366,7 +366,8 @@ It is a mean of weights (`examples/average_theta.py`): 0.4 of run 6, 0.2 of run 
 - The training before: φ took, at r = 0.3, 901 steps of 512 on 40,000 problems, by a one-off script on a GPU that
   trained as `ccot train-phi` does, but for 193 seconds instead of a number of steps (a single step at a rate of 1e-7
   then made it an artifact of `ccot`); at r = 0.1, 1,564 steps of 64 at a rate of 0.005, 2,814 of 128 at 0.006 and 3,752
-  of 256 at 0.007, on up to 120,000. ψ had 1,564, 1,876 and 1,438 steps of 64, and `direct` 3,128.
+  of 256 at 0.007, on up to 120,000. ψ had 1,564, 1,876 and 1,876 steps of 64 (of the last, the weights
+  after 1,438 were kept), and `direct` 3,128.
 - `decoder` writes out the chain for `ccot ask --explain`. It learned from the problems that the method of then answered
   right: of 40,000 generated ones of 1 to 4 steps (`python examples/train_embedded_decoder.py 0.1`) in 2,844 steps of
   32, of 24,000 in 2,188, of 16,000 in 1,802, and on this θ, each time of 8,000 others, in 824, 890 and 894. It

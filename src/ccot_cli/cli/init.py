@@ -27,7 +27,7 @@ def init(
 
     ccot init my-run
     ccot init llama --preset gsm8k-llama2-7b
-    ccot init smol --set model.name=smollm2 --set model.prompt=auto --set data.limit=1000
+    ccot init smol --preset smollm2 --set model.prompt=auto --set data.limit=1000
     """
     from ccot_cli.overrides import with_absolute_paths
     from ccot_cli.workspace.workspace import Workspace
