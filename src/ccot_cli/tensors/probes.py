@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PENALTY = 10.0
-"""Of the ridge regression, added to the diagonal of the Gram matrix."""
+PENALTY = 3.0
+"""Of the ridge regression, added to the diagonal of the Gram matrix of states whose root mean square is 1."""
+PRIOR = 1.0
+"""Of the logistic regression: the penalty of all states together, so that it matters less the more there are."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,14 @@ class Probe:
 def fit_probe(states_MD: Tensor, labels_M: Tensor) -> Probe:
     """Fit a probe by ridge regression onto one-hot labels; the tensors are on the CPU."""
     classes_C, class_M = torch.unique(labels_M, return_inverse=True)
-    design_MD = _with_bias(states_MD)
+    # States grow from index to index, and the penalty must not.
+    scale = states_MD.float().square().mean().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+    design_MD = _with_bias(states_MD.float() / scale)
     gram_DD = design_MD.T @ design_MD + PENALTY * torch.eye(design_MD.shape[1])
     sum_CD = torch.zeros(len(classes_C), design_MD.shape[1]).index_add_(0, class_M, design_MD)
-    return Probe(torch.linalg.solve(gram_DD, sum_CD.T), classes_C)
+    weights_DC = torch.linalg.solve(gram_DD, sum_CD.T)
+    weights_DC[:-1] /= scale
+    return Probe(weights_DC, classes_C)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Logistic:
         return Logistic(self.weight_D.to(device), self.bias.to(device))
 
 
-def fit_logistic(states_MD: Tensor, is_so_M: Tensor, *, penalty: float = 1e-4, iterations: int = 200) -> Logistic:
+def fit_logistic(states_MD: Tensor, is_so_M: Tensor, *, penalty: float = PRIOR) -> Logistic:
     """Fit a logistic regression.
 
     The problem is convex, so it is solved to the optimum (L-BFGS) instead of trained by gradient steps.
@@ -68,8 +74,7 @@ def fit_logistic(states_MD: Tensor, is_so_M: Tensor, *, penalty: float = 1e-4, i
     Args:
         states_MD: Inputs; standardized before the fit.
         is_so_M: True for states of the first class.
-        penalty: Weight of the squared norm of the standardized inputs' weights.
-        iterations: Most iterations.
+        penalty: Weight of the squared norm of the standardized inputs' weights, beside the sum of the states' losses.
     """
     states_MD = states_MD.float()
     mean_D, std_D = states_MD.mean(dim=0), states_MD.std(dim=0, correction=0).clamp_min(1e-6)
@@ -77,12 +82,12 @@ def fit_logistic(states_MD: Tensor, is_so_M: Tensor, *, penalty: float = 1e-4, i
     label_M = is_so_M.float()
     weight_D = torch.zeros_like(mean_D, requires_grad=True)
     bias = torch.zeros((), device=states_MD.device, requires_grad=True)
-    solver = torch.optim.LBFGS([weight_D, bias], max_iter=iterations, line_search_fn="strong_wolfe")
+    solver = torch.optim.LBFGS([weight_D, bias], max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         solver.zero_grad()
         loss = F.binary_cross_entropy_with_logits(scaled_MD @ weight_D + bias, label_M)
-        loss = loss + penalty * weight_D.square().sum()
+        loss = loss + penalty / len(label_M) * weight_D.square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 

@@ -1,5 +1,6 @@
 """Layers run by hand against the model's own forward pass."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -78,6 +79,23 @@ def test_running_in_two_halves_equals_running_at_once(theta: Theta) -> None:
     lower = theta.blocks.run_ids(ids, mask, sequence, last=2)
     upper = theta.blocks.run(lower, 2, theta.num_layers, sequence)
     assert torch.equal(upper, run_from_zero(theta, ids, mask, theta.num_layers))
+
+
+def test_only_the_newest_states_are_kept_while_layers_run(llama: Theta) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def watch(_module: object, _inputs: object, output: torch.Tensor) -> None:
+        made.append(weakref.ref(output))
+        alive.append(sum(each() is not None for each in made))
+
+    handles = [layer.register_forward_hook(watch) for layer in llama.blocks.layers]
+    with torch.no_grad():
+        run_from_zero(llama, *pad_left(QUERIES, fill=llama.pad_id), llama.num_layers)
+    for handle in handles:
+        handle.remove()
+    assert len(alive) == llama.num_layers
+    assert max(alive) <= 2
 
 
 @pytest.mark.parametrize("index", [0, 2])

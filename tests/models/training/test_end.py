@@ -101,8 +101,9 @@ def test_a_stricter_end_misses_more() -> None:
 
 def test_ends_that_are_certain_are_the_true_ones() -> None:
     counts = [1 + number % 4 for number in range(80)]
+    # Many channels that say the same make it certain against the penalty.
     states = [
-        torch.tensor([[float(column == count - 1), 1.0] for column in range(count + MOST_EXTRA)]) for count in counts
+        torch.tensor([[float(column == count - 1)] * 100 for column in range(count + MOST_EXTRA)]) for count in counts
     ]
     assert LateEnds(states, counts, threshold=0.0, seed=0)(0) == counts
 

@@ -139,7 +139,7 @@ def test_joint_training_teaches_phi_to_show_its_last_token(
             made = generate(adapters, examples, fresh_queries(adapters, examples), range(24), layer=LAYER)
         counts = [len(example.next_K) for example in examples]
         last_MD, is_last_M = label_ends(made.states_BIKD[:, -1].unbind(), counts)
-        rule = fit_logistic(last_MD, is_last_M, penalty=0.1)
+        rule = fit_logistic(last_MD, is_last_M, penalty=0.1 * len(last_MD))
         losses.append(float(nn.functional.binary_cross_entropy_with_logits(rule.logits(last_MD), is_last_M.float())))
     assert losses[1] < 0.9 * losses[0]
 

@@ -254,21 +254,22 @@ class Blocks:
         Returns:
             States at index `last`: B, T, D.
         """
-        return self.run_each(hidden_BTD, first, last, sequence)[-1]
+        return self._run(hidden_BTD, first, last, sequence.cache, self._layer_inputs(sequence, hidden_BTD))
 
     def run_each(self, hidden_BTD: Tensor, first: int, last: int, sequence: CachedSequence) -> list[Tensor]:
         """Run as `run` does, and return the states at every index from `first` to `last`: B, T, D each."""
-        inputs = self._layer_inputs(sequence, hidden_BTD)
-        return self._run_each(hidden_BTD, first, last, sequence.cache, inputs)
+        inputs, states = self._layer_inputs(sequence, hidden_BTD), [hidden_BTD]
+        for index in range(first, last):
+            states.append(self._run(states[-1], index, index + 1, sequence.cache, inputs))
+        return states
 
-    def _run_each(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, inputs: LayerInputs) -> list[Tensor]:
-        states = [hidden_BTD]
+    def _run(self, hidden_BTD: Tensor, first: int, last: int, cache: Cache, inputs: LayerInputs) -> Tensor:
         for index in range(first, last):
             if self._runs_again(index):
-                states.append(cast(Tensor, self._again(self._run_layer, states[-1], index, cache, inputs)))
+                hidden_BTD = cast(Tensor, self._again(self._run_layer, hidden_BTD, index, cache, inputs))
             else:
-                states.append(self._run_layer(states[-1], index, cache, inputs))
-        return states
+                hidden_BTD = self._run_layer(hidden_BTD, index, cache, inputs)
+        return hidden_BTD
 
     def _runs_again(self, index: int) -> bool:
         """Decide whether the backward pass runs a layer again, as it does if the layer leaves the device."""
@@ -381,7 +382,7 @@ class Blocks:
             token_inputs = layer_inputs.columns(column, column + 1)
             # The state at index l enters at index 0, in an embedding's place, and passes through layers 1..l again.
             entered_B1D = self._enter(state_BD[:, None], token_inputs.positions_BT)
-            state_BD = self._run_each(entered_B1D, 0, layer, sequence.cache, token_inputs)[-1][:, 0]
+            state_BD = self._run(entered_B1D, 0, layer, sequence.cache, token_inputs)[:, 0]
             lower.append(state_BD)
             if is_last is not None and is_last(state_BD):
                 break

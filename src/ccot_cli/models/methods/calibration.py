@@ -17,6 +17,8 @@ from ccot_cli.files import strict_json, write_json
 from ccot_cli.tensors.probes import fit_logistic
 
 FILE_NAME = "calibration.json"
+LEAST_PENALTY = 1e-4
+"""Of the logistic regression, for each answer: enough that it has a solution."""
 LEAST_OF_EACH = 10
 """Right answers, and wrong ones, that a fit needs."""
 LEAST_SCORE = 1e-6
@@ -50,7 +52,9 @@ class Calibration:
         if min(num_right, len(pairs) - num_right) < LEAST_OF_EACH:
             return None
         logits_M1 = torch.tensor([[_logit(score)] for score, _ in pairs])
-        fitted = fit_logistic(logits_M1, torch.tensor([is_right for _, is_right in pairs]))
+        # Hardly any penalty, because it would flatten the one slope.
+        are_right_M = torch.tensor([is_right for _, is_right in pairs])
+        fitted = fit_logistic(logits_M1, are_right_M, penalty=LEAST_PENALTY * len(pairs))
         found = cls(fitted.weight_D.item(), fitted.bias.item())
         return found if found.is_sound else None
 

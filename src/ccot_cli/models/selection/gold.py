@@ -70,7 +70,7 @@ def gold_states(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each problem's number and its gold states (1 + m, I, D), longest problems first.
 
-    The batches depend on the problems and `batch_tokens` alone, so two passes give the same bits.
+    The batches depend on the problems and `batch_tokens` alone, so two passes that fit into memory give the same bits.
 
     Args:
         theta: The model, under whatever weights are in use.

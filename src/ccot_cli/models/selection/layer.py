@@ -8,7 +8,6 @@ Dimensions: M selected tokens, D width.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ccot_cli.tensors.probes import fit_probe
@@ -24,12 +23,7 @@ def probe_accuracy(train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]
         train: Gold states (M, D), and the id of the token that follows each in its chain (M).
         held_out: The same of other problems; at least one.
     """
-    states_MD, next_M = train
-    # States grow from index to index, and the probe's penalty must not.
-    scale = states_MD.float().square().mean().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
-    probe = fit_probe(states_MD.float() / scale, next_M)
-    held_out_MD, held_out_M = held_out
-    return float(probe.is_right(held_out_MD.float() / scale, held_out_M).float().mean())
+    return float(fit_probe(*train).is_right(*held_out).float().mean())
 
 
 def lowest_sufficient(accuracies: Sequence[float]) -> int | None:

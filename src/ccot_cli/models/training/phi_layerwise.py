@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import inf, isfinite
 from pathlib import Path
 
 import torch
@@ -275,15 +276,17 @@ def _train_layer(
     untrained_loss = _validation_loss(adapters, validation, index)
     adapters.train_only(parameters)
     shuffler = random.Random(f"{config.seed}/{index}")
-    best: LayerReport | None = None
+    best, lowest = None, inf
     for epoch in range(1, config.epochs + 1):
         losses = []
         for batch in _prefetched(shuffler.sample(train, len(train)), index):
             losses.append(optimiser.step_on(range(batch.num_examples), partial(_part_loss, adapters, batch)))
             on_step(index, losses[-1])
         validation_loss = _validation_loss(adapters, validation, index)
-        if best is None or validation_loss < best.validation_loss:
+        # A loss that is not a number is the worst.
+        if best is None or validation_loss < lowest:
             best = LayerReport(index, mean_loss(losses), validation_loss, untrained_loss, epoch)
+            lowest = validation_loss if isfinite(validation_loss) else inf
             optimiser.keep()
     optimiser.restore()
     assert best is not None, "a layer is trained for an epoch at least"

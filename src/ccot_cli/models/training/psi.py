@@ -116,6 +116,8 @@ class PsiTraining(Training):
         parameters = {**adapters.parameters(adapter), **context.trained}
         adapters.train_only(parameters)
         self.end_1W = fresh_end(adapters.theta)
+        # φ's layers that learn with ψ can learn to show which token is the last.
+        self._teaches_end = any(f".{PHI}." in name for name in context.trained)
         if self._teaches_end:
             parameters["end"] = self.end_1W
         self.lengths = [len(example.query) + len(example.answer) for example in self._examples(0)]
@@ -132,11 +134,6 @@ class PsiTraining(Training):
 
     def _current_examples(self) -> Sequence[PsiExample]:
         return self._examples(self.optimiser.step_count // self.steps_per_epoch)
-
-    @property
-    def _teaches_end(self) -> bool:
-        """Whether φ's layers learn with ψ, so that they can learn to show which token is the last."""
-        return any(f".{PHI}." in name for name in self.context.trained)
 
     def part_loss(self, part: Sequence[int], whole: Sequence[int]) -> Tensor:
         """Compute what a part adds to the answers' mean cross-entropy, and to END's mean loss if φ learns with ψ."""

@@ -44,7 +44,7 @@ class Queries(Protocol):
 
 
 class FreshQueries(Queries):
-    """Queries that are run at every use: under φ, or because their keys and values take too much space to be kept.
+    """Queries that are run at every use: on a GPU, under φ, or because their keys and values take too much space.
 
     Args:
         queries: Token ids by problem.
@@ -70,7 +70,7 @@ class FreshQueries(Queries):
         queries = [self.queries[number] for number in numbers]
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.reader is not None):
             sequence, first_BD = encode_query(self.adapters, queries, layer=self.layer, adapter=self.reader)
-        if not self._rounds:
+        if not self._rounds or self.adapters.theta.dtype == STORED_DTYPE:
             return sequence, first_BD
         return CachedSequence.of(_rounded(sequence.kept()), sequence.mask_BS), _rounded(first_BD)
 
