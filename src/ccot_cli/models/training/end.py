@@ -55,7 +55,7 @@ def fresh_end(theta: Theta) -> nn.Parameter:
 def end_loss(weights_1W: Tensor, last_MD: Tensor, is_last_M: Tensor) -> Tensor:
     """Compute the binary cross-entropy of a linear END on normalised states; its last weight is the bias.
 
-    This loss makes those layers of φ that learn show which token is the last. The END that answers is fitted afterwards.
+    This loss makes the layers of φ that learn show which token is the last. The END that answers is fitted afterwards.
 
     Args:
         weights_1W: W = D + 1 weights.
