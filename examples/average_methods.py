@@ -2,8 +2,9 @@
 
     python examples/average_methods.py 0.6 build/embedded/methods/train-psi/r0.10 0.4 earlier/r0.10 --output mean
 
-Each folder is a method of the same θ, ratio and ranks, as `ccot train-psi` makes it; the draft, END and calibration are
-those of the first one. Source: Wortsman et al., "Model soups", 2022; measured in docs/learning-curves.md.
+Each folder is a method of the same θ, ratio and ranks, as `ccot train-psi` makes it; the draft and END are those
+of the first one; its confidence is not calibrated. Source: Wortsman et al., "Model soups", 2022; measured in
+docs/learning-curves.md.
 """
 
 from pathlib import Path
@@ -24,6 +25,8 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder to write the method to.")],
 ) -> None:
     """Write the mean of methods, in bfloat16."""
+    if output.exists():
+        raise typer.BadParameter(f"{output} exists already")
     chosen, means = read_shares(methods), {}
     for adapter in (PHI, PSI):
         weights = [(share, load_file(folder / adapter / ADAPTER_FILE)) for share, folder in chosen]

@@ -1,9 +1,10 @@
 """Average the weights of several θ, of which some went on from others: the mean keeps more of what each had learned.
 
-    python examples/average_theta.py 0.5 build/theta 0.3 earlier 0.2 src/ccot_cli/embedded --output mean
+    python examples/average_theta.py 0.5 run-6 0.3 run-5 0.2 src/ccot_cli/embedded --output mean
 
-Each folder has a model, as `train_theta.py` saves it; the tokenizer is that of the first one, and a model with another
-one gets vectors for its tokens (`load_weights`). Source: Wortsman et al., "Model soups", 2022.
+Each folder is the one that `train_theta.py` saves, or a copy that was made of it after an earlier training; the
+tokenizer is that of the first one, and a model with another one gets vectors for its tokens (`load_weights`). Source:
+Wortsman et al., "Model soups", 2022.
 """
 
 from pathlib import Path

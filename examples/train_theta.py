@@ -6,8 +6,8 @@
 
 The first command begins with fresh weights; the second goes on from a trained model. The tokenizer is made anew either
 way, because problems may have new words. After an interruption, the same command resumes. The model goes to
-src/ccot_cli/embedded/, checkpoints and logs to build/theta/. When you go on from a model, first move the checkpoints of
-its training away. Then `train_embedded.py` makes the methods anew, because they belong to the old weights.
+src/ccot_cli/embedded/; tokenizer, checkpoints and logs go to build/theta/, where each training that goes on from
+another has files of its own. Then `train_embedded.py` makes the methods anew, because they belong to the old weights.
 
 Dimensions: B batch, T tokens of query and solution, M of them with a loss, D width, V vocabulary.
 """
@@ -53,7 +53,6 @@ from ccot_cli.progress import Progress
 from ccot_cli.tensors.masks import pad_right
 
 BUILD_FOLDER = Path("build/theta")
-TOKENIZER_FOLDER = BUILD_FOLDER / "tokenizer"
 RECORD_FILE = "training.json"
 """The trainings that made the shipped weights, one after the other."""
 SEED = 0
@@ -407,14 +406,14 @@ def train_phase(
     """Train a phase to its end, from its last checkpoint if there is one; return the seconds that it took.
 
     Args:
-        run: How many trainings came before; each has problems of its own.
+        run: How many trainings came before; each has problems, checkpoints and a log of its own.
     """
     training, num_steps = ThetaTraining(model, number, in_bfloat16, phases, rate), phases[number].steps
-    checkpoint, log = BUILD_FOLDER / f"theta-{number}.safetensors", BUILD_FOLDER / f"theta-{number}.jsonl"
+    serial = len(PHASES) * run + number
+    checkpoint, log = BUILD_FOLDER / f"theta-{serial}.safetensors", BUILD_FOLDER / f"theta-{serial}.jsonl"
     if ranks.first(checkpoint.exists):
         training.resume(checkpoint)
-    first_seed = SEEDS_OF_PHASE * (len(PHASES) * run + number)
-    make_pool = PoolMaker(encoder, first_seed, phases[number], people, replaceable_stems(), batch_size)
+    make_pool = PoolMaker(encoder, SEEDS_OF_PHASE * serial, phases[number], people, replaceable_stems(), batch_size)
     batches = make_batches(make_pool, range(training.step, num_steps), workers=workers)
     lines = ranks.first(lambda: read_lines(log) if log.exists() else [])
     lines = [line for line in lines if line["step"] <= training.step]
@@ -461,19 +460,20 @@ def main(
     """Train tokenizer and model, and save them into the package, the model in bfloat16."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     problems = read_people(*people)
+    earlier = json.loads((start / RECORD_FILE).read_text()) if start else []
+    tokenizer_folder = BUILD_FOLDER / f"tokenizer-{len(earlier)}"
 
     def prepare() -> None:
-        if not (TOKENIZER_FOLDER / "tokenizer.json").exists():
-            make_tokenizer(problems).save_pretrained(TOKENIZER_FOLDER)
+        if not (tokenizer_folder / "tokenizer.json").exists():
+            make_tokenizer(problems).save_pretrained(tokenizer_folder)
 
     ranks.first(prepare)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER_FOLDER)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
     model, encoder = make_model(tokenizer, device=resolve_device(device)), Encoder(tokenizer, Template())
     if start:
         load_weights(model, tokenizer, start)
     if compile:
         compile_layers(model)
-    earlier = json.loads((start / RECORD_FILE).read_text()) if start else []
     phases = (Phase(steps, MOST_STEPS, FURTHER_LONG_PROBABILITY, people_share),) if start else PHASES
     seconds = sum(
         train_phase(

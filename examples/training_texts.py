@@ -1,6 +1,5 @@
 """What the embedded model learns from, beside generated problems: people's, others with new words, and sums."""
 
-import hashlib
 import json
 import random
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from renumber import LINE, retell
 
-from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, Step
+from ccot_cli.data.families import LARGEST, LARGEST_FACTOR, Step, is_held_out
 from ccot_cli.data.grammar import lexicon
 from ccot_cli.data.numerals import write_numeral
 from ccot_cli.files import commit
@@ -51,7 +50,7 @@ def read_people(*paths: Path, held_out: bool = False) -> list[Solved]:
         if len(steps) == len(chain) > 0 and answer.isdigit() and max(*numbers, int(answer)) <= LARGEST:
             solution = [*(write_step(*step) for step in steps), f"#### {answer}"]
             chosen.append((" ".join(row["question"].split()), "\n".join(solution)))
-    return [each for each in chosen if is_held_out(each) == held_out]
+    return [each for each in chosen if is_held_out(each[0]) == held_out]
 
 
 def write_solved(problems: Iterable[Solved], path: Path) -> None:
@@ -72,11 +71,6 @@ def renumbered(rng: random.Random, told: Solved) -> Solved:
     if max(int(number) for left, _, right, result in steps for number in (left, right, result)) > LARGEST:
         return told
     return new_question, "\n".join([*(write_step(*step) for step in steps), f"#### {answer}"])
-
-
-def is_held_out(told: Solved) -> bool:
-    """Tell whether training never sees a problem that people wrote; one in ten is."""
-    return hashlib.sha256(told[0].encode()).digest()[0] < 26
 
 
 def replaceable_stems() -> list[str]:

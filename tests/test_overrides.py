@@ -58,6 +58,8 @@ def test_a_ratio_to_start_from_may_be_a_number() -> None:
             "half",
             "train_phi.autoregressive_layer: a whole number or 'auto' is needed (got 'half')",
         ),
+        ("ratios", 5, "ratios.0: a ratio lies between 0 and 1, 5 does not (got 5)"),
+        ("ratios", [0.1, 7, "x"], "ratios.1: a ratio lies between 0 and 1, 7 does not (got 7)"),
         ("ratios", [], "ratios: more values are needed (got [])"),
         ("eval", 3, "eval: settings are needed, each as name: value (got 3)"),
         ("model.prompt", "Q:", "model.prompt: a prompt must hold {question} once, or be auto"),

@@ -49,9 +49,9 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def ratio(rounds: list[Round], one: str, other: str, *, scale: float = 1.0) -> Ratio:
-    """Compare the seconds of `one` with those of `other` within each round, times `scale`."""
-    values = [scale * seconds[one] / seconds[other] for seconds in rounds]
+def ratio(rounds: list[Round], one: str, other: str) -> Ratio:
+    """Compare the seconds of `one` with those of `other` within each round."""
+    values = [seconds[one] / seconds[other] for seconds in rounds]
     return Ratio(f"{one} / {other}", statistics.median(values), min(values), max(values))
 
 

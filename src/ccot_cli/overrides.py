@@ -63,11 +63,12 @@ def refusal(error: ValidationError, *, where: str = "") -> UsageError:
         return _unknown(".".join(map(str, first["loc"])), where=where)
     name = _setting_of(first)
     # Of a list, the element, unless it is one that is missing.
-    rest = first["loc"][name.count(".") + 1 :] if name and first["type"] != "missing" else ()
-    shown = ".".join([name or "settings", *(str(part) for part in rest if isinstance(part, int))])
+    element = _element_of(first) if name and first["type"] != "missing" else []
+    shown = ".".join([name or "settings", *map(str, element)])
     got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r:.80})"  # A dict is a whole section.
-    # A value that may be of several kinds has an error for each.
-    reasons = dict.fromkeys(_in_plain_words(each) for each in errors if _setting_of(each) == name)
+    # A value that may be of several kinds has an error for each; other elements of a list have errors of their own.
+    of_value = [each for each in errors if (_setting_of(each), _element_of(each)) == (name, _element_of(first))]
+    reasons = dict.fromkeys(map(_in_plain_words, of_value))
     *others, last = reasons
     said = " or ".join([*(each.removesuffix(" is needed") for each in others), last])
     return UsageError(f"{where}{shown}: {said}{got}", fix=_fix_for(name))
@@ -77,6 +78,11 @@ def _setting_of(error: ErrorDetails) -> str:
     """Return the name of the setting that was refused, without its parts, or the kinds that it may have."""
     names, parts = {*_setting_names()}, [str(part) for part in error["loc"]]
     return next((name for end in range(len(parts), 0, -1) if (name := ".".join(parts[:end])) in names), "")
+
+
+def _element_of(error: ErrorDetails) -> list[int]:
+    """Return which element of a list was refused, as its number; empty for a value that is no element."""
+    return [part for part in error["loc"] if isinstance(part, int)]
 
 
 def _unknown(name: str, *, where: str = "") -> UsageError:
@@ -92,7 +98,6 @@ _KINDS = {
     "bool": "true or false is needed",
     "string": "a text is needed",
     "tuple": "a list is needed",
-    "dict": "settings are needed, each as name: value",
     "model": "settings are needed, each as name: value",
 }
 """What to say of a value of the wrong kind, by the first word of pydantic's name for the error."""

@@ -118,6 +118,8 @@ def test_a_column_of_answers_needs_no_column_of_chains(tmp_path: Path) -> None:
     expected = [Problem("1", "b?", "", "6 pens"), Problem("2", "c?", "", "7")]
     assert load_test(config, limit=None, seed=0) == expected
     assert load_test(config.model_copy(update={"test_chain_column": "steps"}), limit=None, seed=0) == expected
+    with pytest.raises(UsageError, match=r"row 1: it has no chain; name the chains' column in data\.test_chain_column"):
+        load_test(config, limit=None, seed=0, needs_chains=True)
     with pytest.raises(UsageError, match="column 'steps' is missing or empty"):
         load_test(config.model_copy(update={"test_chain_column": "steps"}), limit=None, seed=0, needs_chains=True)
 

@@ -48,6 +48,13 @@ def test_phi_and_psi_are_averaged_and_the_rest_is_that_of_the_first(
         assert (tmp_path / "mean" / name).read_bytes() == (SHIPPED / name).read_bytes()
 
 
+def test_a_folder_that_exists_is_refused_and_left_alone(averaging: ModuleType, doubled: Path) -> None:
+    before = (doubled / PSI / WEIGHTS).read_bytes()
+    with pytest.raises(typer.BadParameter, match="doubled exists already"):
+        averaging.main(["1", str(SHIPPED), "1", str(doubled)], doubled)
+    assert (doubled / PSI / WEIGHTS).read_bytes() == before
+
+
 def test_methods_of_other_shapes_are_refused_before_anything_is_written(
     averaging: ModuleType, doubled: Path, tmp_path: Path
 ) -> None:

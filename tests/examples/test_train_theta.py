@@ -1,5 +1,6 @@
 """The script that trains θ, on several ranks."""
 
+import json
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -7,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 from ranks_running import on_ranks
+from safetensors.torch import load_file
 from torch.nn.utils import parameters_to_vector
 from transformers import PreTrainedTokenizerFast
 
@@ -86,11 +88,39 @@ def test_a_training_that_goes_on_has_problems_of_its_own(theta: ModuleType, tmp_
         model = theta.make_model(encoder.tokenizer, 32)
         phases = (theta.Phase(1, 1, 0.0),)
         theta.train_phase(model, encoder, 0, PEOPLE, phases=phases, in_bfloat16=False, batch_size=4, run=run)
-        (tmp_path / "theta-0.safetensors").unlink()
-        [line] = theta.read_lines(tmp_path / "theta-0.jsonl")
+        serial = len(theta.PHASES) * run
+        (tmp_path / f"theta-{serial}.safetensors").unlink()
+        [line] = theta.read_lines(tmp_path / f"theta-{serial}.jsonl")
         return float(line["loss"])
 
     assert loss(1) == loss(1) != loss(0)
+
+
+def test_a_training_that_goes_on_uses_nothing_that_lies_there_of_the_one_before(
+    theta: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shipped, people = tmp_path / "shipped", tmp_path / "people.jsonl"
+    monkeypatch.setattr(theta, "EMBEDDED_FOLDER", shipped)
+    monkeypatch.setattr(theta, "PHASES", (theta.Phase(1, 1, 0.0), theta.Phase(1, 1, 0.0)))
+    monkeypatch.setattr(theta, "NUM_TOKENIZER_PROBLEMS", 20)
+    weights = []
+    for word, start in (("pens", None), ("zithers", shipped)):
+        rows = [
+            {
+                "question": f"Ana has {number} {word}. She buys 2.",
+                "answer": f"<<{number}+2={number + 2}>>\n#### {number + 2}",
+            }
+            for number in range(9)
+        ]
+        people.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        theta.main([people], device="cpu", batch_size=2, start=start, steps=1)
+        assert f"Ġ{word}" in PreTrainedTokenizerFast.from_pretrained(shipped).get_vocab()
+        weights.append(load_file(shipped / "model.safetensors")["model.layers.0.mlp.up_proj.weight"])
+    assert not torch.equal(*weights)
+    assert [run["steps"] for run in json.loads((shipped / "training.json").read_text())] == [2, 1]
+    assert sorted(path.name for path in tmp_path.glob("theta-*.jsonl")) == [
+        f"theta-{serial}.jsonl" for serial in range(3)
+    ]
 
 
 def test_processes_make_the_same_batches(theta: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

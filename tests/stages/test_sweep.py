@@ -216,13 +216,25 @@ def test_seeds_share_the_tokens_that_no_chance_selects() -> None:
 
 
 def test_different_values_never_share_a_key() -> None:
-    starts = [None, "null", "r0.10", "R0.10", "phi", "a/b", "a-b", "/home/me/phi", "/home/me/phi.new", "..", "x" * 300]
+    starts = [
+        None,
+        "null",
+        "r0.10",
+        "R0.10",
+        "phi",
+        "a/b",
+        "a-b",
+        "/home/me/phi",
+        "/home/me/phi.ccot-new",
+        "..",
+        "x" * 300,
+    ]
     rates = [0.01, 0.010000000000000002, 1e-05, 1.5e-05]
     found = cells({"train_phi.start": starts, "train_phi.learning_rate": rates})
     names = [keys(each)[1] for each in found]
     assert len({name.lower() for name in names}) == len(names) == len(starts) * len(rates)
     assert all(re.fullmatch(r"r0\.10[a-z0-9.-]*[a-z0-9]", name) and len(name) < 128 for name in names)
-    assert not any(name.endswith((".new", ".old")) for name in names)
+    assert not any(name.endswith((".ccot-new", ".ccot-retired")) for name in names)
     # The order of the options does not matter.
     again = cells({"train_phi.learning_rate": rates, "train_phi.start": starts})
     assert {keys(each)[1] for each in again} == {*names}

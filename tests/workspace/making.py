@@ -39,12 +39,12 @@ def make(
 
 
 def interrupt(workspace: Workspace, text: str = "half", **changes: Any) -> bool:
-    """Write `text` to a.txt and stop; return whether the attempt was a resumed one."""
+    """Write `text` to a.txt and stop; return whether an earlier attempt's was there."""
     resumed = []
 
     def attempt() -> None:
         with workspace.building(asked(**changes)) as build:
-            resumed.append(build.is_resumed)
+            resumed.append((build.folder / "a.txt").exists())
             (build.folder / "a.txt").write_text(text)
             raise KeyboardInterrupt
 

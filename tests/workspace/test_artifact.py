@@ -1,14 +1,17 @@
 """A manifest says what an artifact is made from, and which files it has; damage is found."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ccot_cli.config import Settings, stage_config
 from ccot_cli.errors import CorruptError
 from ccot_cli.overrides import override
-from ccot_cli.workspace.artifact import FORMAT, ArtifactSpec
+from ccot_cli.workspace.artifact import FORMAT, ArtifactSpec, found_again, has_moved
 from ccot_cli.workspace.workspace import Workspace
 from workspace.making import CONFIG, asked, edit_manifest, interrupt, make
 
@@ -38,6 +41,23 @@ def test_what_another_version_did_not_record_is_missed_with_an_error_for_people(
         assert recorded.get("unheard of") is None
         with pytest.raises(CorruptError, match="a manifest records no 'unheard of'"):
             recorded["unheard of"]
+
+
+def test_what_lies_in_a_folder_that_may_not_be_searched_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, now = os.stat, tmp_path / "data.jsonl"
+    now.touch()
+
+    def refusing(path: object, *args: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith("/locked/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr("os.stat", refusing)
+    assert has_moved("/locked/data.jsonl", str(now))
+    assert found_again("/locked/data.jsonl", str(now)) == str(now)
+    assert found_again(str(now), "/locked/data.jsonl") == str(now)
 
 
 class TestRequest:
@@ -86,6 +106,24 @@ class TestDamage:
         path = artifact.folder / "a.txt"
         path.unlink() if text is None else path.write_text(text)
         assert list(artifact.damaged()) == [(path, reason)]
+
+    @pytest.mark.parametrize(
+        ("stage", "key", "fix"),
+        [
+            ("precompute", None, "ccot verify -w my-run tells what to do"),
+            ("score", "r0.10", "ccot verify -w my-run tells what to do"),
+            ("eval", "2026-01-31-1", "ccot verify -w my-run tells what to do"),
+            ("train-psi", "r0.10", "remove my-run/train-psi/r0.10 and train it again"),
+        ],
+    )
+    def test_what_is_damaged_is_trained_again_only_if_it_was_trained(
+        self, workspace: Workspace, stage: str, key: str | None, fix: str
+    ) -> None:
+        artifact = make(workspace, stage, key)
+        (artifact.folder / "a.txt").write_text("B")
+        with pytest.raises(CorruptError, match=r"a\.txt does not hold the bytes") as caught:
+            artifact.check()
+        assert caught.value.fix == fix
 
     @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"format": "1"}', b"\xff", b'{"format": 1}'])
     def test_an_unreadable_manifest_is_named(self, workspace: Workspace, text: bytes) -> None:

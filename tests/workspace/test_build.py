@@ -39,7 +39,6 @@ def test_an_interrupted_attempt_leaves_its_files_and_the_same_work_resumes(works
     assert interrupt(workspace) is False
     assert workspace.state("precompute") == State("missing", "interrupted; the same command resumes it")
     with workspace.building(asked()) as build:
-        assert build.is_resumed
         assert (build.folder / "a.txt").read_text() == "half"
 
 
@@ -47,7 +46,6 @@ def test_an_interrupted_attempt_leaves_its_files_and_the_same_work_resumes(works
 def test_other_work_starts_from_an_empty_folder(workspace: Workspace, change: dict[str, Any]) -> None:
     interrupt(workspace)
     with workspace.building(asked(**change)) as build:
-        assert not build.is_resumed
         assert [path.name for path in build.folder.iterdir()] == ["building.json"]
 
 
@@ -77,6 +75,18 @@ def test_it_is_said_before_the_work_of_an_interrupted_attempt_is_deleted(
     assert said == expected
 
 
+def test_it_is_not_said_of_what_stays_beside_a_repair(workspace: Workspace) -> None:
+    first, said = make(workspace), list[str]()
+    interrupt(workspace, inputs={"model": "other"})
+    (first.folder / "a.txt").unlink()
+    with workspace.building(first.manifest.spec, said.append) as build:
+        (build.folder / "a.txt").write_text("A")
+    assert said == []
+    assert workspace.require("precompute").fingerprint == first.fingerprint
+    with workspace.building(asked(inputs={"model": "other"})) as build:
+        assert (build.folder / "a.txt").read_text() == "half"
+
+
 def test_an_interrupted_attempt_of_another_kind_is_not_resumed(workspace: Workspace) -> None:
     interrupt(workspace)
     assert interrupt(workspace, inputs={"model": "other"}) is False
@@ -90,7 +100,6 @@ def test_an_artifact_stays_in_use_until_another_takes_its_place(workspace: Works
     assert not list(first.damaged())
     assert workspace.ready(asked()) == first
     with workspace.building(asked(inputs={"model": "other"})) as build:
-        assert build.is_resumed
         assert (build.folder / "a.txt").read_text() == "half"
         assert workspace.artifact("precompute") == first
     second = workspace.require("precompute")
@@ -142,7 +151,7 @@ def test_a_kill_during_the_last_clean_up_leaves_nothing_for_good(
 def test_a_sound_artifact_is_rebuilt_from_nothing(workspace: Workspace) -> None:
     make(workspace)
     with workspace.building(asked()) as build:
-        assert not build.is_resumed
+        assert [path.name for path in build.folder.iterdir()] == ["building.json"]
 
 
 @pytest.mark.parametrize("damage", ["X", "longer", None])
@@ -150,7 +159,6 @@ def test_only_the_damaged_file_is_made_again(workspace: Workspace, damage: str |
     damaged = make(workspace).folder / "a.txt"
     damaged.unlink() if damage is None else damaged.write_text(damage)
     with workspace.building(asked()) as build:
-        assert build.is_resumed
         assert sorted(path.name for path in build.folder.iterdir()) == ["building.json", "sub"]
         assert (build.folder / "sub" / "b.txt").read_text() == "B"
 
@@ -241,7 +249,6 @@ def test_what_was_hashed_early_is_reused_only_if_it_still_fits(workspace: Worksp
     flipped = workspace.folder("precompute") / "flipped"
     flipped.write_text("FLIPPED")
     with workspace.building(asked()) as build:
-        assert build.is_resumed
         assert not flipped.exists()
         assert (build.folder / "unknown").exists(), "its stage decides"
         build.drop_unknown()
@@ -270,7 +277,7 @@ def test_a_link_in_the_place_of_a_replacement_is_refused(workspace: Workspace, t
     make(workspace)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "x").touch()
-    (workspace.root / "precompute.new").symlink_to(tmp_path / "elsewhere")
+    (workspace.root / "precompute.ccot-new").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CorruptError, match="leads out of the workspace"):
         make(workspace, inputs={"model": "other"})
     assert (tmp_path / "elsewhere" / "x").exists()

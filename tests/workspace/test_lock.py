@@ -1,5 +1,6 @@
 """One process writes at a time; the error of a second one names the first."""
 
+import errno
 import json
 import os
 import socket
@@ -85,10 +86,15 @@ def test_what_a_killed_holder_wrote_of_itself_goes_with_the_next_command_even_if
 def test_the_lock_is_freed_even_if_the_holders_file_cannot_be_deleted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holding = workspace.building(asked())
+    def unlink(path: Path, *, missing_ok: bool = False) -> None:
+        if path.name == ".lock.json":
+            raise PermissionError
+        plain_unlink(path, missing_ok)
+
+    plain_unlink = Path.unlink
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", Mock(side_effect=PermissionError))
-        with pytest.raises(PermissionError) as caught, holding:
+        patched.setattr(Path, "unlink", unlink)
+        with pytest.raises(PermissionError) as caught, workspace.building(asked()):
             pass
     # The traceback keeps the lock's object alive, whose end would free it too.
     assert caught.traceback
@@ -99,6 +105,21 @@ def test_a_workspace_that_cannot_be_written_to_is_named(workspace: Workspace) ->
     (workspace.root / ".lock").mkdir()
     with pytest.raises(UsageError, match="cannot write to my-run"):
         interrupt(workspace)
+
+
+def test_a_folder_in_which_only_the_lock_can_be_written_is_named_and_left_free(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace.root / ".lock.json").write_text('{"pid": 1}')
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    with monkeypatch.context() as patched:
+        patched.setattr("ccot_cli.workspace.lock.write_json", Mock(side_effect=refused))
+        patched.setattr(Path, "unlink", Mock(side_effect=refused))
+        with pytest.raises(UsageError, match="cannot write to my-run: Permission denied") as caught:
+            workspace.refuse_while_busy()
+    # The traceback keeps the lock's object alive, whose end would free it too.
+    assert caught.traceback
+    workspace.refuse_while_busy()
 
 
 def test_what_is_being_made_is_not_called_interrupted(workspace: Workspace) -> None:

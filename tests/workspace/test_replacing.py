@@ -1,5 +1,6 @@
 """Whatever is killed, and whenever one reads: an artifact is the old one or the new one, whole."""
 
+import shutil
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -10,6 +11,7 @@ import pytest
 from ccot_cli.config import stage_config
 from ccot_cli.errors import BusyError
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec, read_whole
+from ccot_cli.workspace.upkeep import clean, leftovers
 from ccot_cli.workspace.workspace import Workspace
 from workspace.making import asked, make
 from workspace.steps import before_every_change, every_kill, restoring
@@ -90,7 +92,7 @@ def test_what_was_complete_before_a_kill_is_taken_and_not_made_again(workspace: 
     make_old(workspace, stage, key)
     fresh = restoring(workspace)
     wanted = new(workspace, stage, key)
-    manifest = f"{workspace.folder(stage, key).name}.new/manifest.json"
+    manifest = f"{workspace.folder(stage, key).name}.ccot-new/manifest.json"
     taken = 0
     for _ in every_kill(lambda: make_new(workspace, stage, key), fresh):
         is_complete = (
@@ -203,10 +205,20 @@ def test_an_input_that_another_process_has_changed_meanwhile_is_noticed(workspac
     assert caught.value.fix == "run it again"
 
 
+@pytest.mark.parametrize("name", ["r0.10.old", "r0.10.new", "r0.10.bak"])
+def test_a_copy_that_somebody_made_of_an_artifact_stays(workspace: Workspace, name: str) -> None:
+    folder = make(workspace, "train-psi", "r0.10").folder
+    shutil.copytree(folder, folder.with_name(name))
+    make_new(workspace, "train-psi", "r0.10")
+    clean(workspace, leftovers(workspace))
+    assert (folder.with_name(name) / "a.txt").read_text() == "A"
+    assert seen(workspace, "train-psi", "r0.10") == NEW
+
+
 def test_a_link_in_the_place_of_a_retired_artifact_is_not_followed(workspace: Workspace, tmp_path: Path) -> None:
     elsewhere = make(workspace).folder.rename(tmp_path / "elsewhere")
-    (workspace.root / "precompute.old").symlink_to(elsewhere)
+    (workspace.root / "precompute.ccot-retired").symlink_to(elsewhere)
     assert workspace.artifact("precompute") is None
     make(workspace)
     assert (elsewhere / "a.txt").exists()
-    assert not (workspace.root / "precompute.old").is_symlink()
+    assert not (workspace.root / "precompute.ccot-retired").is_symlink()

@@ -80,6 +80,33 @@ class TestRepair:
         assert path.exists()
 
 
+def test_cached_queries_that_a_training_deletes_meanwhile_are_passed_over(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(path: Path) -> None:
+        if path.name == "queries-b.bin":
+            path.unlink()
+
+    def is_sealed(path: Path) -> bool:
+        vanish(path)
+        return plain_is_sealed(path)
+
+    def is_file(path: Path) -> bool:
+        found = plain_is_file(path)
+        vanish(path)
+        return found
+
+    plain_is_sealed, plain_is_file = upkeep.is_sealed, Path.is_file
+    for name in ("queries-a", "queries-b", "queries-c"):
+        kept = cached(workspace, name)
+    (workspace.cache / "queries-d.part").touch()
+    monkeypatch.setattr(upkeep, "is_sealed", is_sealed)
+    assert upkeep.verify(workspace) == upkeep.Findings(0, 2, [])
+    cached(workspace, "queries-b")
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert workspace.cache_bytes() == 2 * kept.stat().st_size
+
+
 class TestClean:
     def make_leftovers(self, workspace: Workspace) -> dict[str, str]:
         """Leave one of every kind; return the reason for each path."""
@@ -98,7 +125,7 @@ class TestClean:
             "cache/queries-other.bin": "cached queries of other problems, or of another model",
             "cache/y.part": "was being written",
             "score/r0.10/x.safetensors.part": "was being written",
-            "train-phi/r0.10.new": "begun with settings or inputs that have changed since",
+            "train-phi/r0.10.ccot-new": "begun with settings or inputs that have changed since",
             "train-psi/r0.10": "begun with settings or inputs that have changed since",
             "z.part": "was being written",
         }
@@ -131,7 +158,7 @@ class TestClean:
         for _ in every_kill(replace_it, fresh):
             upkeep.clean(workspace, upkeep.leftovers(workspace))
             left = {path.name for path in (workspace.root / "train-psi").iterdir()}
-            assert left == {"r0.10"} or (left == {"r0.10", "r0.10.new"} and workspace.unfinished("train-psi"))
+            assert left == {"r0.10"} or (left == {"r0.10", "r0.10.ccot-new"} and workspace.unfinished("train-psi"))
 
     def test_it_waits_for_nobody(self, workspace: Workspace) -> None:
         (workspace.root / "x.part").touch()

@@ -12,7 +12,7 @@ from ccot_cli.overrides import override
 from ccot_cli.presets import preset_text
 from ccot_cli.workspace.artifact import Artifact
 from ccot_cli.workspace.workspace import State, Workspace
-from workspace.making import asked, edit_manifest, make
+from workspace.making import asked, edit_manifest, interrupt, make
 
 
 class TestFinding:
@@ -100,6 +100,18 @@ class TestState:
         assert workspace.state("precompute") == State("missing")
         make(workspace)
         assert workspace.state("precompute") == State("ready")
+
+    def test_what_a_kill_after_the_manifest_has_left_does_not_count_and_a_replacement_does(
+        self, workspace: Workspace
+    ) -> None:
+        made = make(workspace, "train-psi", "r0.10")
+        (made.folder / "building.json").write_text(made.manifest.model_dump_json())
+        assert workspace.state("train-psi", "r0.10") == State("ready")
+        assert workspace.unfinished("train-psi") == []
+        interrupt(workspace, stage="train-psi", key="r0.10", inputs={"model": "other"})
+        reason = "interrupted while it was replaced; that command resumes it"
+        assert workspace.state("train-psi", "r0.10") == State("ready", reason)
+        assert workspace.unfinished("train-psi") == ["r0.10"]
 
     def test_a_changed_setting_makes_it_stale_and_is_named(self, workspace: Workspace) -> None:
         make(workspace)

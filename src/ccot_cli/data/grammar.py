@@ -177,16 +177,15 @@ class Telling:
         return SMALL_NUMBERS[number] if self.in_words and not as_digits and number < len(SMALL_NUMBERS) else str(number)
 
     def _person(self, slot: str) -> tuple[str, str]:
-        if slot not in self.people:
-            while slot not in self.people:
-                sex = self.rng.choice(["women", "men"])
-                if self.rng.random() < TITLE_PROBABILITY:
-                    name = f"{self.rng.choice(TITLES[sex])} {self.rng.choice(lexicon().surnames)}"
-                else:
-                    name = self.rng.choice(lexicon().names[sex])
-                if name not in self.used:
-                    self.used.add(name)
-                    self.people[slot] = sex, name
+        while slot not in self.people:
+            sex = self.rng.choice(["women", "men"])
+            if self.rng.random() < TITLE_PROBABILITY:
+                name = f"{self.rng.choice(TITLES[sex])} {self.rng.choice(lexicon().surnames)}"
+            else:
+                name = self.rng.choice(lexicon().names[sex])
+            if name not in self.used:
+                self.used.add(name)
+                self.people[slot] = sex, name
         return self.people[slot]
 
     def _object(self, letter: str, categories: tuple[str, ...]) -> tuple[str, str]:

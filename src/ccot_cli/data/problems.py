@@ -285,7 +285,11 @@ def _parse(config: DataConfig, number: int, row: DataRow, *, needs_chain: bool) 
     question = _text(row, config.question_column)
     if config.answer_column is None:
         chain, answer = split_solution(_text(row, config.solution_column), config.chain, needs_chain=needs_chain)
-    elif config.chain_column is None or (not needs_chain and row.get(config.chain_column) in (None, "")):
+    elif config.chain_column is None:
+        if needs_chain:
+            raise ValueError("it has no chain; name the chains' column in data.test_chain_column")
+        chain, answer = "", _text(row, config.answer_column)
+    elif not needs_chain and row.get(config.chain_column) in (None, ""):
         chain, answer = "", _text(row, config.answer_column)
     else:
         chain, answer = read_chain(_text(row, config.chain_column), config.chain), _text(row, config.answer_column)

@@ -134,8 +134,6 @@ class _Story:
     telling: Telling
     unit: str
     amount: int
-    ceiling: int
-    """Largest amount."""
     is_question_first: bool
     text: str = ""
     """What has been told, without `actions`."""
@@ -210,7 +208,7 @@ def _try(rng: random.Random, forms: _Forms, num_steps: int) -> WordProblem | Non
     telling = Telling.draw(rng, {"a": amount})
     is_question_first = num_steps <= MOST_QUESTION_FIRST and rng.random() < QUESTION_FIRST_PROBABILITY
     telling.is_past = telling.is_past and not is_question_first
-    story = _Story(rng, forms, telling, unit, amount, ceiling, is_question_first, numbers=[amount])
+    story = _Story(rng, forms, telling, unit, amount, is_question_first, numbers=[amount])
     opening = story.open()
     for _ in range(num_steps):
         drawn = _draw_event(rng, story.unit, story.amount, ceiling, only_actions=is_question_first)

@@ -6,7 +6,9 @@ The manifest is written last and by rename, so an artifact exists exactly if its
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,8 +26,9 @@ from ccot_cli.version import __version__
 FORMAT = 1
 """Version of the layout on disk; an artifact of a later one is refused."""
 MANIFEST_FILE = "manifest.json"
-NEW, RETIRED = ".new", ".old"
-"""Suffixes of folders beside an artifact's: of one that will take its place, and of one whose place was taken."""
+NEW, RETIRED = ".ccot-new", ".ccot-retired"
+"""Suffixes of folders beside an artifact's: of one that will take its place, and of one whose place was taken. Nobody
+types them, as people do `.old` when they copy a folder."""
 SEAL = "sha256"
 """The manifest's entry with the hash of all others."""
 OTHER_BYTES = "does not hold the bytes that were written"
@@ -191,8 +194,11 @@ class Artifact:
         Raises:
             CorruptError: if one is not as the manifest says.
         """
+        root = self.folder.parent if self.manifest.key is None else self.folder.parent.parent
+        verify = f"{shlex.join(['ccot', 'verify', '-w', str(root)])} tells what to do"
+        is_trained = self.manifest.stage.startswith("train-")
         for path, reason in self.damaged(*names):
-            raise CorruptError(f"{path} {reason}", fix=retrain_hint(self.folder))
+            raise CorruptError(f"{path} {reason}", fix=retrain_hint(self.folder) if is_trained else verify)
 
     def damaged(self, *names: str) -> Iterator[tuple[Path, str]]:
         """Read files, all if none is named; yield the path of each that is not as the manifest says, and why."""
@@ -302,14 +308,18 @@ def read_manifest(path: Path, text: bytes) -> Manifest:
 def has_moved(then: str | None, now: str | None) -> bool:
     """Tell whether a file or folder may have moved to another path, or have been copied there.
 
-    It has the same last part, and what it was is gone, or has the same size. A name on the hub does not move. Whether
-    the contents are the same is decided by fingerprints among the inputs.
+    It has the same last part, and what it was is gone, or has the same size; what may not be looked at is gone. A name
+    on the hub does not move. Whether the contents are the same is decided by fingerprints among the inputs.
     """
     if then is None or now is None or Path(then).name != Path(now).name:
         return False
     if not Path(then).is_absolute():
         return Path(then).name == then  # An archive has only the last part.
-    return not Path(then).exists() or _sizes(Path(then)) == _sizes(Path(now))
+    return not _exists(then) or (_exists(now) and _sizes(Path(then)) == _sizes(Path(now)))
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises in a folder that may not be searched)
 
 
 def _sizes(path: Path) -> dict[str, int]:
@@ -320,9 +330,9 @@ def _sizes(path: Path) -> dict[str, int]:
 
 def found_again(then: str | None, now: str | None) -> str | None:
     """Return the path that a manifest records, or the present one, if what lay there has moved to it since."""
-    if now is None or not has_moved(then, now) or not Path(now).exists():
+    if now is None or not has_moved(then, now) or not _exists(now):
         return then
-    is_still_there = then is not None and Path(then).is_absolute() and Path(then).exists()
+    is_still_there = then is not None and Path(then).is_absolute() and _exists(then)
     return then if is_still_there else now
 
 

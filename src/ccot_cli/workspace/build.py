@@ -32,8 +32,6 @@ class Build:
     folder: Path
     draft: Manifest
     """The manifest to be, with the files that are hashed so far: what is resumed is checked against it."""
-    is_resumed: bool
-    """Whether the folder holds work that an earlier attempt at the same artifact has finished."""
     summary: dict[str, Any] = field(default_factory=dict)
     """Figures for `status`, which the stage fills in."""
     draft_file: str = BUILDING_FILE
@@ -132,7 +130,7 @@ def open_folder(folder: Path, draft: Manifest, old: Artifact | None, damaged: Se
     for path in useless:
         remove(path)
     sound = {name: record for name, record in known.items() if (folder / name).exists()}
-    build = Build(folder, draft.model_copy(update={"files": sound}), is_resumed)
+    build = Build(folder, draft.model_copy(update={"files": sound}))
     build.remember(sound)
     write_json(folder / BUILDING_FILE, build.draft.model_dump(mode="json"))
     (folder / MANIFEST_FILE).unlink(missing_ok=True)

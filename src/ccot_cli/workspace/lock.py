@@ -5,7 +5,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,19 @@ def lock(root: Path, command: tuple[str, ...]) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     file_lock, holder = FileLock(root / LOCK_FILE, timeout=0), root / HOLDER_FILE
-    try:
-        file_lock.acquire()
-    except Timeout:
-        raise _busy(root) from None
-    except OSError as error:
-        if is_full(error):
-            raise no_room(root / LOCK_FILE, 0, error) from None
-        raise UsageError(f"cannot write to {root}: {error.strerror}", fix="work on a copy of it") from None
-    try:
-        write_json(holder, _this_process(command))
-        yield
-    finally:
+    with ExitStack() as held:
         try:
-            holder.unlink(missing_ok=True)
-        finally:
-            file_lock.release()
+            file_lock.acquire()
+            held.callback(file_lock.release)
+            write_json(holder, _this_process(command))
+        except Timeout:
+            raise _busy(root) from None
+        except OSError as error:
+            if is_full(error):
+                raise no_room(root / LOCK_FILE, 0, error) from None
+            raise UsageError(f"cannot write to {root}: {error.strerror}", fix="work on a copy of it") from None
+        held.callback(holder.unlink, missing_ok=True)  # Before the lock is freed.
+        yield
 
 
 def describe_builder(root: Path, stage: str) -> str:

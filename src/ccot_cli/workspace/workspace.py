@@ -143,7 +143,11 @@ class Workspace:
 
     def cache_bytes(self) -> int:
         """Return the size of the cache in bytes."""
-        return sum(path.stat().st_size for path in self.cache.glob("*") if path.is_file())
+        size = 0
+        for path in self.cache.glob("*"):
+            with suppress(FileNotFoundError):  # A training may have deleted it since.
+                size += path.stat().st_size if path.is_file() else 0
+        return size
 
     def command(self, *words: str) -> str:
         """Return a command for people to copy; it names the workspace unless it is found without that."""
@@ -186,8 +190,10 @@ class Workspace:
 
     def unfinished(self, stage: str) -> list[str]:
         """Return the keys of a stage's artifacts of which only a part was made."""
-        drafts = self.folder(stage).glob(f"*/{BUILDING_FILE}")
-        return sorted({path.parent.name.removesuffix(NEW) for path in drafts})
+        folders = [path.parent for path in self.folder(stage).glob(f"*/{BUILDING_FILE}")]
+        # A draft beside a manifest is what a kill has left of a finished build, unless that is to replace another.
+        begun = [each.name for each in folders if each.name.endswith(NEW) or not (each / MANIFEST_FILE).exists()]
+        return sorted({name.removesuffix(NEW) for name in begun})
 
     def keys(self, stage: str) -> list[str]:
         """Return the keys of the artifacts that `require` would return."""
@@ -338,7 +344,7 @@ class Workspace:
             # and so does a manifest without files, as an imported workspace has it.
             is_in_place = not is_beside if old is None else bool(damaged) and not old.is_bare()
             build_folder = folder if is_in_place else replacement_folder(folder)
-            if useless := self._useless_work(spec):
+            if useless := _useless_work(build_folder, spec):
                 say(useless)
             with naming_what_does_not_fit(build_folder):
                 build = open_folder(build_folder, draft, old if is_in_place else None, damaged)
@@ -387,21 +393,9 @@ class Workspace:
         Args:
             has_work: Skip an attempt that has not written any file yet.
         """
-        for folder in (replacement_folder(self.folder(stage, key)), self.folder(stage, key)):
-            draft = read_draft(folder)
-            if draft and (not has_work or any(path.name != BUILDING_FILE for path in folder.iterdir())):
-                return draft
-        return None
-
-    def _useless_work(self, spec: ArtifactSpec) -> str:
-        """Say why an interrupted attempt cannot be resumed; empty if it can, or if there is none with any work."""
-        draft = self._begun(spec.stage, spec.key, has_work=True)
-        if draft is None or draft.spec.request == spec.request:
-            return ""
-        changed = differing_settings(draft.config, spec.config)
-        reasons = [f"{name} was {_on_one_line(then)}, now {_on_one_line(now)}" for name, (then, now) in changed.items()]
-        why = "; ".join(reasons) or "what it is made from differs"
-        return f"an interrupted {spec.stage} is deleted, not resumed: {why}"
+        read, folder = _draft_with_work if has_work else read_draft, self.folder(stage, key)
+        is_finished = (folder / MANIFEST_FILE).exists()
+        return read(replacement_folder(folder)) or (None if is_finished else read(folder))
 
     def typed_for(self, stage: str, key: str | None) -> str | None:
         """Return the command that made an artifact, or began one that is not finished; None if it is not recorded."""
@@ -431,6 +425,23 @@ class Workspace:
 def queries_prefix(source: Artifact) -> str:
     """Return how the names of the cached queries of this `precompute` artifact begin."""
     return f"queries-{source.fingerprint[:12]}-"
+
+
+def _draft_with_work(folder: Path) -> Manifest | None:
+    """Do as `read_draft`, but skip an attempt that has not written any file yet."""
+    draft = read_draft(folder)
+    return draft if draft and any(path.name != BUILDING_FILE for path in folder.iterdir()) else None
+
+
+def _useless_work(folder: Path, spec: ArtifactSpec) -> str:
+    """Say why a folder's interrupted attempt cannot be resumed; empty if it can, or if there is none with any work."""
+    draft = _draft_with_work(folder)
+    if draft is None or draft.spec.request == spec.request:
+        return ""
+    changed = differing_settings(draft.config, spec.config)
+    reasons = [f"{name} was {_on_one_line(then)}, now {_on_one_line(now)}" for name, (then, now) in changed.items()]
+    why = "; ".join(reasons) or "what it is made from differs"
+    return f"an interrupted {spec.stage} is deleted, not resumed: {why}"
 
 
 def _changed_settings(manifest: Manifest, settings: Settings) -> list[str]:
