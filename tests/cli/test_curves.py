@@ -42,6 +42,13 @@ def test_losses_that_are_not_finite_leave_a_gap() -> None:
     assert read_panel("", lines).losses["training"].x == [1, 3]
 
 
+def test_a_report_with_a_number_that_is_not_finite_is_left_out() -> None:
+    reports = [{"losses": [0.5, None], "generated_read": [0.5, 0.5]}, {"losses": [0.5, 0.25], "generated_read": None}]
+    panel = read_panel("", [{"step": step, "loss": 1.0, **report} for step, report in enumerate(reports, start=1)])
+    assert panel.losses["validation rollouts"] == Curve([2], [0.375])
+    assert panel.shares == {"numbers read at L": Curve([1], [0.5])}
+
+
 def test_phi_has_its_rollouts_or_its_layers() -> None:
     report = {"losses": [0.5, 0.25], "generated_read": [0.5, 0.75]}
     joint = read_panel("", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5, **report}])

@@ -25,8 +25,11 @@ from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.methods.ccot import CcotMethod
 from ccot_cli.models.methods.direct import DirectMethod
 from ccot_cli.names import ADAPTER_FILE, SETTINGS_FILE
+from ccot_cli.overrides import override
 from ccot_cli.settings_file import load_settings
 from ccot_cli.stages.ask import AskResult
+from ccot_cli.stages.card import card
+from ccot_cli.stages.export import collect
 from ccot_cli.workspace.workspace import Workspace
 from cli.running import QUESTION, Output, output
 
@@ -95,6 +98,26 @@ def test_the_adapter_in_theta_travels_with_the_methods(
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     _, err = output(capsys, "export", "broken.zip", "-w", "moved", code=4)
     assert "has changed since" in err
+
+
+def test_the_archive_names_what_the_methods_were_trained_with_whatever_the_settings_say_by_now(
+    trained: Path, model_folder: Path, capsys: Output
+) -> None:
+    output(capsys, "export", "methods.zip")
+    settings = (trained / SETTINGS_FILE).read_text()
+    other = settings.replace(f"name: {model_folder}", 'name: smollm2, prompt: "Q: {question}"')
+    (trained / SETTINGS_FILE).write_text(other.replace("data: {limit: 12", "data: {source: other/problems, limit: 99"))
+    output(capsys, "export", "other.zip")
+    assert Path("other.zip").read_bytes() == Path("methods.zip").read_bytes()
+
+
+def test_a_chat_template_is_no_prompt(trained: Path) -> None:
+    workspace = Workspace.open(trained)
+    index, _ = collect(workspace)
+    source, method = workspace.require("precompute"), workspace.require("train-psi", "r0.10")
+    text = card(index, override(workspace.settings, {"model.prompt": "auto"}), source, [method], [])
+    assert "The question stands in the tokenizer's chat template; `" in text
+    assert "The question stands in the prompt `" in card(index, workspace.settings, source, [method], [])
 
 
 def test_what_training_started_from_stays_where_it_is(

@@ -59,9 +59,9 @@ class TestWithTheHarness:
     def test_a_command_measures_a_workspace_and_shows_it(self, trained: Path, capsys: Output) -> None:
         arguments = ("eval", "--harness", "ccot_gsm8k", "--limit", "3", "--method", "cot")
         out, err = output(capsys, *arguments)
-        assert [line.split()[:5] for line in out.splitlines()[1:]] == [
-            ["method", "r", "task", "metric", "filter"],
-            ["cot", "1", "ccot_gsm8k", "exact_match", "none"],
+        assert [line.split()[:6] for line in out.splitlines()[1:]] == [
+            ["method", "r", "task", "problems", "metric", "filter"],
+            ["cot", "1", "ccot_gsm8k", "3", "exact_match", "none"],
         ]
         assert "cot r = 1: 3 problems in" in err
         assert not (trained / "eval").exists()

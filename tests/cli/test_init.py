@@ -26,4 +26,6 @@ class TestInit:
         changes = {"ratios": ["0.3"], "data.limit": None, "model.name": "smollm2"}
         assert settings == override(preset(PRESETS[0]), changes)
         assert app.run(["init", "other", "--set", "data.limits=3"]) == 2
+        assert app.run(["init", "other", "--set", "data.limit=3", "--set", "data.limit=4"]) == 2
+        assert "data.limit is given twice" in capsys.readouterr().err
         assert not Path("other").exists()

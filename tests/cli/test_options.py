@@ -127,6 +127,25 @@ def test_an_artifact_remembers_the_command_line_and_no_other_artifact_does(
     assert Workspace.open(here).command_for("precompute", None) == "ccot precompute --limit 5"
 
 
+@pytest.mark.parametrize("command", [["score"], ["train-phi"], ["train-psi"], ["train-baseline", "direct"], ["sweep"]])
+def test_settings_that_precompute_has_recorded_are_refused_afterwards(
+    trained: Path, capsys: Output, command: list[str]
+) -> None:
+    for setting in ("model.prompt=Q {question}", "data.limit=3"):
+        _, err = output(capsys, *command, "--set", setting, code=2)
+        assert f"{setting.split('=')[0]} has no effect: work was trained with its own" in err
+    shutil.rmtree("precompute")
+    _, err = output(capsys, *command, "--set", "data.limit=3", code=3)
+    assert "no finished 'precompute' stage" in err
+
+
+def test_a_decoder_may_learn_from_other_problems_but_not_on_another_model(trained: Path, capsys: Output) -> None:
+    _, err = output(capsys, "train-decoder", "--set", "model.dtype=float32", code=2)
+    assert "model.dtype has no effect" in err
+    output(capsys, "train-decoder", "--set", "data.limit=8", "--set", "model.threads=1")
+    output(capsys, "score", "--set", "model.device=cpu")
+
+
 def test_a_workspace_may_have_a_name_that_is_no_text(here: Path) -> None:
     named = here.parent / os.fsdecode(b"run\xe9")
     shutil.copytree(here, named)

@@ -125,6 +125,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_at_once(tmp_path: Path) -> None:
     for path, fix in (
         (tmp_path / "f.gif", f"--plot {tmp_path / 'f.svg'}"),
         (tmp_path / "nowhere" / "f.png", f"mkdir {tmp_path / 'nowhere'}"),
+        (tmp_path / "no where" / "f.png", f"mkdir '{tmp_path / 'no where'}'"),
         (Path(), "--plot plot.svg"),
         (tmp_path / "folder.svg", f"--plot {tmp_path / 'folder.svg' / 'plot.svg'}"),
     ):

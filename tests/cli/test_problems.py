@@ -58,3 +58,18 @@ def test_another_data_set_is_shown_whatever_the_workspace_has(capsys: Output, tr
     ours, _ = output(capsys, *options, "-w", str(trained))
     assert [json.loads(line)["id"] for line in ours.splitlines()] == ["unseen-0-0", "unseen-0-1", "unseen-0-2"]
     assert ours == output(capsys, *options)[0]
+
+
+def test_another_data_set_shows_no_problems_of_the_sources_of_the_workspace(capsys: Output, here: Path) -> None:
+    for name in ("ours", "theirs"):
+        rows = [{"question": f"{name} {number}?", "answer": "1 + 1 = 2\n#### 2"} for number in range(30)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = Path("ccot.yaml").read_text()
+    sources = "data: {source: ours.jsonl, validation_source: ours.jsonl, test_source: ours.jsonl, "
+    Path("ccot.yaml").write_text(settings.replace("data: {", sources))
+    for split in ("train", "validation"):
+        out, _ = output(capsys, "problems", "--data", "theirs.jsonl", "--split", split)
+        assert "theirs" in out
+        assert "ours" not in out
+    _, err = output(capsys, "problems", "--data", "theirs.jsonl", "--split", "test", code=2)
+    assert "test" in err

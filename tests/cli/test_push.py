@@ -109,13 +109,14 @@ def is_private(made: dict[str, Any]) -> bool:
 
 
 def test_what_is_pushed_can_be_imported(hub: Hub, trained: Path, model_folder: Path, capsys: Output) -> None:
-    hub.files = {"train-psi/r0.50/method.json": b"{}", ".gitattributes": b"theirs"}
+    earlier = {"train-psi/r0.50/method.json", "adapter/adapter_config.json"}
+    hub.files = {".gitattributes": b"theirs", **dict.fromkeys(earlier, b"{}")}
     out, err = output(capsys, "push", ".", REPOSITORY)
     assert out.endswith(f"/{REPOSITORY}\n")
-    assert err == f"next:  ccot import hf://{REPOSITORY} -w new-run\n"
+    assert err == f"next:  ccot import hf://{REPOSITORY} -w new-run --model DIR\n"
     assert [(each["name"], each["organization"], is_private(each)) for each in hub.made] == [("methods", "me", True)]
     assert hub.files[".gitattributes"] == b"theirs"
-    assert "train-psi/r0.50/method.json" not in hub.files
+    assert not earlier & hub.files.keys()
     assert hub.files["README.md"].startswith(b"---\nlibrary_name: peft\n")
     out, _ = output(capsys, "import", f"hf://{REPOSITORY}", "-w", "new", "--model", str(model_folder))
     assert "train-psi/r0.10" in out

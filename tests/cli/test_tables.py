@@ -1,6 +1,6 @@
 """Tables, as people see them and paste them."""
 
-from ccot_cli.cli.tables import Table, render, tables_of
+from ccot_cli.cli.tables import Table, harness_table, render, tables_of
 from cli.results import RESULT, row
 
 
@@ -40,3 +40,13 @@ def test_nothing_in_a_cell_breaks_latex() -> None:
     nasty = render(Table("50 % of a_b & {c}", "<", ["#1"], [["$\\x^2~"]]), "latex")
     assert r"50 \% of a\_b \& \{c\}" in nasty
     assert r"\$\textbackslash{}x\^{}2\textasciitilde{}" in nasty
+
+
+def test_each_task_of_the_harness_has_its_own_number_of_problems() -> None:
+    rows = [
+        {"method": "cot", "ratio": 1.0, "task": task, "n": n, "metrics": {"exact_match,none": 0.5}}
+        for task, n in (("first", 1000), ("second", 30))
+    ]
+    table = harness_table({"model": "my_model", "data": "both", "rows": rows})
+    assert table.caption == "my_model, problems of both, asked by lm-evaluation-harness"
+    assert [row[2:4] for row in table.rows] == [("first", "1,000"), ("second", "30")]

@@ -199,6 +199,20 @@ def test_controls_and_baselines_have_rows_of_their_own(make_run: MakeRun) -> Non
     assert result.rows[-1].contemplation_tokens_mean == trained.mean_tokens >= 2
 
 
+def test_an_evaluation_that_falls_back_on_the_trained_chain_was_made_from_it(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    run.train_baseline("cot")
+    options: dict[str, Any]
+    for options in ({}, {"min_confidence": 0.5}):
+        evaluate.run(run.workspace, run.settings, names=["ccot"], progress=Progress(), **options)
+    inputs = [run.workspace.require("eval", key).manifest.inputs.keys() for key in run.workspace.finished("eval")]
+    assert inputs == [{"train-psi/r0.10"}, {"train-psi/r0.10", "train-baseline/cot"}]
+
+
 def test_evaluation_asks_for_the_lock_first_and_leaves_nothing_when_stopped(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

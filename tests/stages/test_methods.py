@@ -17,7 +17,7 @@ from ccot_cli.models.methods.pause import PauseMethod
 from ccot_cli.names import PRECOMPUTE, SCORE, TRAIN_BASELINE, TRAIN_PHI, TRAIN_PSI
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
-from ccot_cli.stages import score, train_phi, train_psi
+from ccot_cli.stages import score, train_baseline, train_phi, train_psi
 from ccot_cli.stages.ask import Asker
 from ccot_cli.stages.methods import Methods, find_methods
 from ccot_cli.workspace.artifact import MANIFEST_FILE
@@ -43,6 +43,35 @@ def test_a_ratio_chooses_among_methods_that_come_in_ratios(shipped: Methods) -> 
     for methods in ((), ("ccot",), ("all",)):
         with pytest.raises(MissingError, match=r"0\.37"):
             shipped.choose(methods, [Decimal("0.37")])
+
+
+def test_a_ratio_that_is_asked_for_is_never_left_out(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    run.train_phi()
+    run.train_psi()
+    run.train_baseline("direct")
+    tenth, half, more = Decimal("0.1"), Decimal("0.5"), Decimal("0.7")
+    for ratio in (tenth, half):
+        train_baseline.run(run.workspace, run.settings, "pause", ratio, progress=Progress())
+    methods = find_methods(run.workspace, run.settings)
+    for chosen, ratios, message in (
+        (["pause"], [tenth, more], r"no pause at ratio 0\.7 in "),
+        (["ccot"], [tenth, half], r"no generator was trained for ratio 0\.5 .*trained: 0, 0\.1, 1"),
+        (["ccot"], [tenth, Decimal(0)], "no ccot at ratio 0 in "),
+        (["ccot", "pause"], [more], r"no generator was trained for ratio 0\.7 "),
+        (["direct", "pause"], [half, more], r"no pause at ratio 0\.7 in "),
+        ([], [tenth, more], r"no generator was trained for ratio 0\.7 "),
+        (["all"], [tenth, more], r"no generator was trained for ratio 0\.7 "),
+    ):
+        with pytest.raises(MissingError, match=message):
+            methods.choose(chosen, ratios)
+    # Every ratio is somebody's; those of `direct` and the chain are fixed.
+    assert names(methods, ["ccot", "pause"], [tenth, half]) == [("ccot", "0.1"), ("pause", "0.1"), ("pause", "0.5")]
+    assert names(methods, ["pause", "direct"], [half]) == [("direct", "0"), ("pause", "0.5")]
+    assert names(methods, ["ccot", "cot"], [tenth, Decimal(1)]) == [("ccot", "0.1"), ("cot", "1")]
+    assert names(methods, ["direct", "cot"], [more]) == [("direct", "0"), ("cot", "1")]
 
 
 def test_one_method_answers_a_question(shipped: Methods) -> None:
@@ -195,7 +224,7 @@ def test_a_method_that_is_replaced_while_it_is_loaded_is_loaded_whole(
         loads.append(place)
         plain_load(adapters, name, place)
         if len(loads) == 1:
-            folder.rename(folder.with_name("pause-r0.10.old"))
+            folder.rename(folder.with_name("pause-r0.10.ccot-retired"))
             shutil.copytree(newer, folder)
 
     plain_load = Adapters.load

@@ -161,17 +161,47 @@ def test_the_plan_writes_nothing(make_run: MakeRun) -> None:
     assert plan.num_bytes == made.num_bytes == states
 
 
+def leave(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Let the disk seem to have as many bytes free."""
+    for module in (files, precompute):
+        monkeypatch.setattr(module, "free_bytes", lambda path: free)
+
+
 def test_what_does_not_fit_the_disk_is_refused_before_it_starts(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run()
-    monkeypatch.setattr(files, "free_bytes", lambda path: 1000)
+    leave(monkeypatch, 1000)
     with pytest.raises(ResourceError, match=r"this needs about 291 kB, and 1\.0 kB are free") as caught:
         run.precompute()
-    assert "--max-disk" in caught.value.fix
+    assert caught.value.fix == "fewer problems with --limit, or --force"
     assert not run.workspace.folder("precompute").exists()
     with pytest.raises(ResourceError, match="even one hidden-state index"):
         run.precompute(**{"precompute.max_disk": 1e-9})
+    leave(monkeypatch, 100_000)
+    with pytest.raises(ResourceError, match="this needs about 291 kB") as caught:
+        run.precompute()
+    assert caught.value.fix.startswith("add --max-disk 9e-05 ")
+    assert not run.precompute(**{"precompute.max_disk": 9e-05}).is_every_index
+
+
+def test_what_an_interrupted_precompute_has_written_needs_no_more_room(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(**{"precompute.shard_megabytes": 1, "data.limit": 120})
+    with pytest.raises(KeyboardInterrupt):
+        run.precompute(Stopping("hidden states", 90))
+    written = sum(path.stat().st_size for path in shard_paths(run.workspace.folder(PRECOMPUTE)))
+    needed = precompute.run(run.workspace, run.settings, dry_run=True, progress=Progress()).num_bytes
+    leave(monkeypatch, needed - written - 1)
+    with pytest.raises(ResourceError, match="this needs about") as caught:
+        run.precompute()
+    assert caught.value.fix == "free some space, or --force"
+    leave(monkeypatch, needed - written)
+    run.precompute()
+    # A replacement has to fit beside what is in use.
+    with pytest.raises(ResourceError, match="this needs about"):
+        run.precompute(**{"data.limit": 119})
 
 
 def test_problems_that_are_all_too_long_to_validate_on_are_refused(make_run: MakeRun, tmp_path: Path) -> None:

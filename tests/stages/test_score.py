@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ccot_cli import files
 from ccot_cli.data.prompts import Encoder
 from ccot_cli.data.shards import read_records, shard_paths
+from ccot_cli.errors import ResourceError
 from ccot_cli.models.training.scorer import ScorerTraining
 from ccot_cli.overrides import override
 from ccot_cli.progress import Progress
@@ -159,3 +161,21 @@ def test_tokens_are_told_apart_by_their_text() -> None:
     texts = (" 12", "$3.50", " ", "\n", "\n\n", " =", " *", " pens", ".")
     kinds = ["number", "number", "space", "line break", "line break", "=", "operator", "word", "punctuation"]
     assert [score.kind(text) for text in texts] == kinds
+
+
+def test_what_an_interrupted_score_has_written_needs_no_more_room(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = make_run()
+    run.precompute()
+    with monkeypatch.context() as patch:
+        patch.setattr(score, "_probe", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.score()
+    monkeypatch.setattr(files, "free_bytes", lambda path: 0)
+    run.score()
+    with pytest.raises(ResourceError, match="this needs about"):
+        score.run(run.workspace, run.settings, Decimal("0.2"), progress=Progress())

@@ -215,3 +215,15 @@ def test_what_cannot_be_served_is_told(make_run: MakeRun) -> None:
     assert [model.method for model in models.all] == ["direct", "cot"]
     [reason] = models.unusable
     assert "train-baseline/pause-r0.10" in reason.message
+
+
+def test_the_ceiling_which_reads_chains_is_no_model(make_run: MakeRun) -> None:
+    run = make_run()
+    run.precompute()
+    run.score()
+    for name in ("gold", "cot"):
+        run.train_baseline(name)
+    assert [model.method for model in Models(run.workspace, run.settings).all] == ["cot"]
+    (run.workspace.folder("train-baseline", "cot") / "method.json").unlink()
+    with pytest.raises(MissingError, match="no generator was trained"):
+        _ = Models(run.workspace, run.settings).default

@@ -121,9 +121,13 @@ def read_panel(title: str, lines: Sequence[dict[str, Any]]) -> Panel:
 
 
 def _curve(lines: Sequence[dict[str, Any]], name: str, read: Callable[[Any], float] = float) -> Curve:
-    """Take a figure from the lines that have it."""
-    having = [line for line in lines if line.get(name) is not None]
+    """Take a figure from the lines that have it, unless it holds a null: a number that is not finite."""
+    having = [line for line in lines if not _has_null(line.get(name))]
     return Curve([float(line["step"]) for line in having], [read(line[name]) for line in having])
+
+
+def _has_null(figure: Any) -> bool:
+    return None in figure if isinstance(figure, list) else figure is None
 
 
 def _drawn(curves: dict[str, Curve]) -> dict[str, Curve]:

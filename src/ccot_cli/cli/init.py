@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ccot_cli.cli.console import print_line, print_next
-from ccot_cli.cli.options import WHAT, WHERE, SetOption, read_set, starting_with
+from ccot_cli.cli.options import WHAT, WHERE, SetOption, read_sets, starting_with
 from ccot_cli.names import EMBEDDED, PRESETS, SETTINGS_FILE
 
 
@@ -32,7 +32,7 @@ def init(
     from ccot_cli.overrides import with_absolute_paths
     from ccot_cli.workspace.workspace import Workspace
 
-    changes = with_absolute_paths(dict(map(read_set, sets or ())), Path.cwd())
+    changes = with_absolute_paths(read_sets(sets or ()), Path.cwd())
     workspace = Workspace.create(folder, preset, changes)
     print_line(str(workspace.root / SETTINGS_FILE))
     print_next(workspace.command("precompute"))

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
@@ -34,6 +34,9 @@ command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=(
 
 WHAT, HOW, WHERE = "What", "How", "Where"
 """The panels of `--help`."""
+
+MODEL_AND_DATA = ("model", "data")
+"""Sections of settings that `precompute` records, and later commands take from there."""
 
 
 def read_ratio(text: str) -> Decimal:
@@ -127,7 +130,7 @@ TrainedRatioOption = Annotated[list[Decimal] | None, _ratios_option("all that we
 
 
 def limit_option(text: str) -> Any:
-    """Make the option that limits test problems."""
+    """Make the option that limits problems."""
     return typer.Option("--limit", min=1, metavar="N", help=text, rich_help_panel=WHAT)
 
 
@@ -256,7 +259,11 @@ def find_workspace(folder: Path | None) -> "Workspace":
 
 
 def resolve(
-    folder: Path | None, changes: Mapping[str, object], sets: Sequence[str] | None = None
+    folder: Path | None,
+    changes: Mapping[str, object],
+    sets: Sequence[str] | None = None,
+    *,
+    fixed: Sequence[str] = (),
 ) -> "tuple[Workspace, Settings, tuple[str, ...]]":
     """Open the workspace and apply the options of the command line to its settings.
 
@@ -264,15 +271,18 @@ def resolve(
         folder: The value of `--workspace`.
         changes: Values by setting, such as `data.limit`; None stands for an option that was not given.
         sets: The values of `--set`.
+        fixed: Sections of which the command uses what `precompute` has recorded.
 
     Returns:
         The workspace, the changed settings, and the names of the settings that were given.
 
     Raises:
-        UsageError: if there is no workspace, or a value is refused.
+        UsageError: if there is no workspace, a value is refused, or a setting that is fixed is given.
     """
     workspace = find_workspace(folder)
-    return workspace, *_changed_settings(workspace, changes, sets or ())
+    settings, given = _changed_settings(workspace, changes, sets or ())
+    _refuse_fixed(workspace, given, fixed)
+    return workspace, settings, given
 
 
 def resolve_anywhere(
@@ -295,17 +305,22 @@ def resolve_trained(
     Raises:
         UsageError: if a setting is given that training has fixed: it would have no effect.
     """
+    workspace, settings, given = resolve_anywhere(folder, changes, sets)
+    _refuse_fixed(workspace, given, MODEL_AND_DATA)
+    return workspace, settings, given
+
+
+def _refuse_fixed(workspace: "Workspace | None", given: Sequence[str], sections: Sequence[str]) -> None:
+    """Refuse settings of sections that `precompute` has recorded, unless they do not change what it made."""
     from ccot_cli.config import WITHOUT_EFFECT
 
-    workspace, settings, given = resolve_anywhere(folder, changes, sets)
-    free = {f"{section}.{name}" for section in ("model", "data") for name in WITHOUT_EFFECT[section]}
-    fixed = [name for name in given if name.startswith(("model.", "data.")) and name not in free]
+    free = {f"{section}.{name}" for section in sections for name in WITHOUT_EFFECT[section]}
+    fixed = [name for name in given if name.partition(".")[0] in sections and name not in free]
     if fixed and workspace and workspace.artifact(PRECOMPUTE):
         raise UsageError(
             f"{fixed[0]} has no effect: {workspace.name} was trained with its own",
             fix="leave it out, or train in another workspace: ccot init",
         )
-    return workspace, settings, given
 
 
 def _changed_settings(
@@ -314,13 +329,26 @@ def _changed_settings(
     from ccot_cli.config import Settings
     from ccot_cli.overrides import override, with_absolute_paths
 
-    given = {name: value for name, value in changes.items() if value is not None}
-    for name, value in map(read_set, sets):
-        if name in given:
+    options = {name: value for name, value in changes.items() if value is not None}
+    given = with_absolute_paths({**options, **read_sets(sets, options)}, Path.cwd())
+    return override(workspace.settings if workspace else Settings(), given), tuple(given)
+
+
+def read_sets(texts: Sequence[str], options: Collection[str] = ()) -> dict[str, object]:
+    """Read the values of `--set`, by setting.
+
+    Args:
+        options: Settings that other options give.
+
+    Raises:
+        UsageError: if one is no setting with a value, or is given twice.
+    """
+    given: dict[str, object] = {}
+    for name, value in map(read_set, texts):
+        if name in given or name in options:
             raise UsageError(f"{name} is given twice", fix=f"leave out --set {name}=…, or the other")
         given[name] = value
-    given = with_absolute_paths(given, Path.cwd())
-    return override(workspace.settings if workspace else Settings(), given), tuple(given)
+    return given
 
 
 def read_set(text: str) -> tuple[str, object]:

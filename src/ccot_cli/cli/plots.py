@@ -1,6 +1,7 @@
 """Plots: accuracy against seconds per question, as text and as a picture, and the results of a sweep."""
 
 import os
+import shlex
 from collections.abc import Iterable
 from itertools import cycle
 from math import floor, log10
@@ -67,7 +68,7 @@ def check_plot(path: Path) -> None:
         better = path.with_suffix(".svg") if path.name else "plot.svg"
         raise UsageError(f"{path} is neither .png nor .svg", fix=f"--plot {better}")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} for the plot", fix=f"mkdir {path.parent}")
+        raise UsageError(f"there is no folder {path.parent} for the plot", fix=f"mkdir {shlex.quote(str(path.parent))}")
     if path.is_dir():
         raise UsageError(f"{path} is a folder", fix=f"--plot {path / 'plot.svg'}")
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):

@@ -8,7 +8,6 @@ import typer
 from ccot_cli.cli.console import TerminalProgress, print_json, print_line, print_next
 from ccot_cli.cli.options import (
     HOW,
-    WHAT,
     DataOption,
     DeviceOption,
     FormatOption,
@@ -20,6 +19,7 @@ from ccot_cli.cli.options import (
     WorkspaceOption,
     announce_data,
     announce_model,
+    limit_option,
     resolve,
 )
 from ccot_cli.files import free_bytes, human_bytes
@@ -29,9 +29,7 @@ def precompute(
     folder: WorkspaceOption = None,
     model: ModelOption = None,
     data: DataOption = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="Most training problems.", rich_help_panel=WHAT)
-    ] = None,
+    limit: Annotated[int | None, limit_option("Most training problems.")] = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,

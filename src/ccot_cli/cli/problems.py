@@ -45,10 +45,13 @@ def problems(
     ccot problems --limit 20 --format json | ccot ask --input -
     """
     workspace, settings, _ = resolve_anywhere(folder, {"data.source": data})
+    from ccot_cli.overrides import override
     from ccot_cli.stages.problems import run
 
-    # What the workspace has stored are problems of its own data.
-    workspace = workspace if data is None else None
+    if data is not None:
+        # What the workspace has stored, and the other sources that it names, belong to its own data.
+        workspace = None
+        settings = override(settings, {"data.validation_source": None, "data.test_source": None})
 
     for number, problem in enumerate(run(workspace, settings, split, limit=limit, steps=steps, seed=seed)):
         if format == "json":

@@ -1,5 +1,6 @@
 """`ccot push`: upload trained methods to the Hugging Face hub."""
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -42,4 +43,5 @@ def push(
         print_json(asdict(result))
     else:
         print_line(result.url)
-    print_next(f"ccot import {HUB_PREFIX}{repository} -w new-run")
+    model = ["--model", "DIR"] if result.is_model_local else []
+    print_next(shlex.join(["ccot", "import", f"{HUB_PREFIX}{repository}", "-w", "new-run", *model]))

@@ -9,6 +9,7 @@ import typer
 from ccot_cli.cli.console import TerminalProgress, print_line, print_next
 from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
+    MODEL_AND_DATA,
     WHAT,
     DeviceOption,
     FormatOption,
@@ -49,7 +50,7 @@ def score(
     ccot score --selector even
     """
     changes = {"score.selector": selector, "score.seed": seed, "model.device": device, "model.threads": threads}
-    workspace, settings, overrides = resolve(folder, changes, sets)
+    workspace, settings, overrides = resolve(folder, changes, sets, fixed=MODEL_AND_DATA)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.score import run
 

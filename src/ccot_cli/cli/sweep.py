@@ -9,6 +9,7 @@ import typer
 
 from ccot_cli.cli.console import print_json, print_line, print_note
 from ccot_cli.cli.options import (
+    MODEL_AND_DATA,
     WHAT,
     WHERE,
     DeviceOption,
@@ -121,7 +122,8 @@ def sweep(
     Finished results are used again, so a stopped sweep continues. Results that do not have the workspace's own
     settings are kept beside its own, under other keys.
     """
-    workspace, settings, overrides = resolve(folder, {"model.device": device, "model.threads": threads}, sets)
+    changes = {"model.device": device, "model.threads": threads}
+    workspace, settings, overrides = resolve(folder, changes, sets, fixed=MODEL_AND_DATA)
     ratios = between_zero_and_one(ratio, settings)
     grid: dict[str, Any] = {
         "layer": layer,

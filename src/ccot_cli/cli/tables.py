@@ -123,20 +123,26 @@ def _three_digits(figure: float | None) -> str:
 
 def subject(result: dict[str, Any]) -> str:
     """Say whose answers to which problems an `EvalResult` measures."""
-    model, data, count = result["model"], result["data"], f"{result['rows'][0]['n']:,}"
-    problems = f"{count} test problems" if data == EMBEDDED else f"{count} problems of {Path(data).name}"
-    return f"{'model in the package' if model == EMBEDDED else model}, {problems}"
+    return f"{_model(result)}, {result['rows'][0]['n']:,} {_problems(result)}"
+
+
+def _model(result: dict[str, Any]) -> str:
+    return "model in the package" if result["model"] == EMBEDDED else str(result["model"])
+
+
+def _problems(result: dict[str, Any]) -> str:
+    return "test problems" if result["data"] == EMBEDDED else f"problems of {Path(result['data']).name}"
 
 
 def harness_table(result: dict[str, Any]) -> Table:
     """Make the table of a `HarnessResult`: a row for each metric."""
     cells = [
-        (row["method"], f"{row['ratio']:g}", row["task"], *metric.split(","), f"{value:.3f}")
+        (row["method"], f"{row['ratio']:g}", row["task"], f"{row['n']:,}", *metric.split(","), f"{value:.3f}")
         for row in result["rows"]
         for metric, value in row["metrics"].items()
     ]
-    caption = f"{subject(result)}, asked by lm-evaluation-harness"
-    return Table(caption, "<><<<>", ("method", "r", "task", "metric", "filter", "value"), cells)
+    caption = f"{_model(result)}, {_problems(result)}, asked by lm-evaluation-harness"
+    return Table(caption, "<><><<>", ("method", "r", "task", "problems", "metric", "filter", "value"), cells)
 
 
 def comparison_table(runs: tuple[str, str], comparisons: Sequence[dict[str, Any]]) -> Table:

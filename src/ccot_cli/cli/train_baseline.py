@@ -9,6 +9,7 @@ import typer
 from ccot_cli.cli.console import print_line, print_next, steps_taken
 from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
+    MODEL_AND_DATA,
     WHAT,
     DeviceOption,
     EpochsOption,
@@ -62,7 +63,7 @@ def train_baseline(
     are taught by a curriculum, which needs at least two epochs.
     """
     changes = psi_settings(epochs=epochs, start=start, seed=seed, device=device, threads=threads)
-    workspace, settings, overrides = resolve(folder, changes, sets)
+    workspace, settings, overrides = resolve(folder, changes, sets, fixed=MODEL_AND_DATA)
     from ccot_cli.models.methods.loading import fixed_ratio
     from ccot_cli.stages.train_baseline import run
 

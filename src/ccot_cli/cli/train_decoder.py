@@ -46,7 +46,7 @@ def train_decoder(
     It needs the trained method and problems with chains: an imported method will do.
     """
     changes = psi_settings(epochs=epochs, start=start, seed=seed, device=device, threads=threads)
-    workspace, settings, overrides = resolve(folder, changes, sets)
+    workspace, settings, overrides = resolve(folder, changes, sets, fixed=("model",))
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_decoder import run
 

@@ -10,6 +10,7 @@ from ccot_cli.cli.console import print_line, print_next, print_table
 from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
     HOW,
+    MODEL_AND_DATA,
     DeviceOption,
     FormatOption,
     RatioOption,
@@ -86,7 +87,7 @@ def train_phi(
         "model.device": device,
         "model.threads": threads,
     }
-    workspace, settings, overrides = resolve(folder, changes, sets)
+    workspace, settings, overrides = resolve(folder, changes, sets, fixed=MODEL_AND_DATA)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_phi import run
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ccot_cli.cli.console import print_line, print_next, steps_taken
 from ccot_cli.cli.each_ratio import run_each
 from ccot_cli.cli.options import (
+    MODEL_AND_DATA,
     DeviceOption,
     EpochsOption,
     FormatOption,
@@ -44,7 +45,7 @@ def train_psi(
     ccot train-psi --ratio 0.05 --ratio 0.1 --epochs 2
     """
     changes = psi_settings(epochs=epochs, start=start, seed=seed, device=device, threads=threads)
-    workspace, settings, overrides = resolve(folder, changes, sets)
+    workspace, settings, overrides = resolve(folder, changes, sets, fixed=MODEL_AND_DATA)
     ratios = between_zero_and_one(ratio, settings)
     from ccot_cli.stages.train_psi import run
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ccot_cli.config import Settings
+from ccot_cli.config import AUTO, Settings
 from ccot_cli.names import CCOT, TRAIN_PSI
 from ccot_cli.workspace.archive import ArchivedModel, ArchiveIndex
 from ccot_cli.workspace.artifact import Artifact
@@ -37,7 +37,7 @@ The adapters are LoRA adapters in PEFT's format, for example:
     model = AutoModelForCausalLM.from_pretrained({name})
 {merged}    model = PeftModel.from_pretrained(model, "{adapter}")
 
-The question stands in the prompt {prompt}; {marker} comes before the answer.
+The question stands in {prompt}; {marker} comes before the answer.
 {results}"""
 
 WITH_ADAPTER = "The base model is not in here; θ is that model with the adapter in `adapter/` merged into it"
@@ -78,7 +78,7 @@ def card(
         merged=MERGED if model.has_adapter else "",
         name=json.dumps(_loadable(model), ensure_ascii=False),
         adapter=f"{methods[0].name}/{first}",
-        prompt=_code(json.dumps(settings.model.prompt, ensure_ascii=False)),
+        prompt=_prompt(settings.model.prompt),
         marker=_code(json.dumps(settings.model.answer_marker, ensure_ascii=False)),
         results="".join(map(_result, results)),
     )
@@ -86,6 +86,12 @@ def card(
 
 def _loadable(model: ArchivedModel) -> str:
     return "DIR" if model.is_local or "/" not in model.name else model.name
+
+
+def _prompt(prompt: str) -> str:
+    if prompt == AUTO:
+        return "the tokenizer's chat template"
+    return f"the prompt {_code(json.dumps(prompt, ensure_ascii=False))}"
 
 
 def _code(text: str) -> str:

@@ -31,7 +31,15 @@ from ccot_cli.models.methods.prompting import PromptedMethod
 from ccot_cli.names import CCOT, EMBEDDED, EVAL, GOLD, METRICS_FILE, PREDICTIONS_FILE
 from ccot_cli.progress import Progress
 from ccot_cli.stages.inputs import building, short_enough
-from ccot_cli.stages.methods import PROMPTING, LoadableMethod, Methods, find_methods, needs_theta_alone, own_methods
+from ccot_cli.stages.methods import (
+    COT,
+    PROMPTING,
+    LoadableMethod,
+    Methods,
+    find_methods,
+    needs_theta_alone,
+    own_methods,
+)
 from ccot_cli.stages.statistics import Proportion, calibration_error, mcnemar, wilson
 from ccot_cli.stages.thoughts import Checked, Verification, check_thoughts, verification
 from ccot_cli.stages.validation import ask, is_right
@@ -163,7 +171,8 @@ def run(
 
     if workspace is None or not saves:
         return compare()[0]
-    inputs, key = _inputs(workspace, loadable), ranks.first(lambda: _new_key(workspace))
+    inputs = _inputs(workspace, loadable, has_fallback=fallback is not None)
+    key = ranks.first(lambda: _new_key(workspace))
     spec = ArtifactSpec(EVAL, key, stage_config(settings, EVAL), inputs, tuple(overrides))
     # The build is opened before the measurement, so that a workspace that cannot be written to fails at once.
     with building(workspace, spec, progress) as build:
@@ -419,9 +428,11 @@ def _prediction(
     }
 
 
-def _inputs(workspace: Workspace, loadable: Sequence[LoadableMethod]) -> dict[str, str]:
-    """Return the fingerprints of the artifacts that are evaluated, by name."""
+def _inputs(workspace: Workspace, loadable: Sequence[LoadableMethod], *, has_fallback: bool) -> dict[str, str]:
+    """Return the fingerprints of the artifacts that are evaluated, and of the chain's if one falls back on it."""
     evaluated = {(each.name, float(each.ratio)) for each in loadable}
+    if has_fallback:
+        evaluated.add((COT, 1.0))
     return {each.name: each.fingerprint for each in own_methods(workspace)[0] if _method_of(each) in evaluated}
 
 

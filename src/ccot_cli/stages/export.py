@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ccot_cli.config import PATH_SETTINGS, Settings, by_dotted_name
+from ccot_cli.config import PATH_SETTINGS, ModelConfig, Settings, by_dotted_name
 from ccot_cli.data.rows import names_file
 from ccot_cli.errors import CorruptError, MissingError, UsageError
 from ccot_cli.files import check_new, json_bytes, sha256_of, strict_json
@@ -28,6 +28,7 @@ from ccot_cli.presets import settings_text
 from ccot_cli.stages.card import card
 from ccot_cli.stages.inputs import recorded_model
 from ccot_cli.stages.methods import own_methods
+from ccot_cli.stages.problems import recorded_data
 from ccot_cli.version import __version__
 from ccot_cli.workspace.archive import (
     ADAPTER_FILES,
@@ -99,8 +100,10 @@ def collect(workspace: Workspace, keys: Sequence[str] = ()) -> tuple[ArchiveInde
     """Return an archive's index and its other files; see `run`."""
     methods = _choose(workspace, keys)
     source = workspace.artifact(PRECOMPUTE) or workspace.require(PRECOMPUTE)
-    adapter = recorded_model(workspace.settings, source)["adapter"]  # not what ccot.yaml names by now
-    settings = _portable_settings(override(workspace.settings, {"model.adapter": adapter}))
+    # Not what ccot.yaml names by now.
+    recorded = recorded_model(workspace.settings, source)
+    model, data = source.read_as(ModelConfig, recorded), recorded_data(workspace.settings, source)
+    settings = _portable_settings(workspace.settings.model_copy(update={"model": model, "data": data}))
     contents: dict[str, bytes | Path] = {SETTINGS_FILE: settings_text(settings, SETTINGS_TITLE).encode()}
     records: dict[str, FileRecord] = {}
     exported = [*methods, *_decoders(workspace, methods)]
@@ -110,7 +113,7 @@ def collect(workspace: Workspace, keys: Sequence[str] = ()) -> tuple[ArchiveInde
         artifact.check()
         contents |= {f"{artifact.name}/{name}": artifact.path(name) for name in artifact.manifest.files}
         records |= {f"{artifact.name}/{name}": record for name, record in artifact.manifest.files.items()}
-    files = _adapter(workspace, source, adapter) if adapter else {}
+    files = _adapter(workspace, source, model.adapter) if model.adapter else {}
     contents |= files
     records |= {name: FileRecord(sha256=sha256_of(path), size=path.stat().st_size) for name, path in files.items()}
     if results := _results(workspace, methods):

@@ -80,11 +80,12 @@ def pass_tokens(theta: Theta, settings: Settings) -> int:
 
 
 def recorded_model(settings: Settings, source: Artifact) -> dict[str, Any]:
-    """Return the settings of the model that `precompute` ran.
+    """Return the settings of the model that `precompute` ran, on the device of the present ones.
 
     A model's or an adapter's folder that has moved is found by its new name in the settings.
     """
-    recorded = dict(source.manifest.config["model"])
+    here = {name: getattr(settings.model, name) for name in WITHOUT_EFFECT["model"]}
+    recorded = {**source.manifest.config["model"], **here}
     for name in ("name", "adapter"):
         then, now = recorded.get(name), getattr(settings.model, name)
         recorded[name] = found_again(then, now)
@@ -98,8 +99,7 @@ def load_matching_theta(settings: Settings, source: Artifact) -> Theta:
         CorruptError: if its weights, tokenizer or template have changed since, or another version of ccot ran it.
     """
     recorded = recorded_model(settings, source)
-    here = {name: getattr(settings.model, name) for name in WITHOUT_EFFECT["model"]}
-    theta = load_unchanged_theta(source, {**recorded, **here})
+    theta = load_unchanged_theta(source, recorded)
     if theta is None:
         raise CorruptError(
             f"{recorded['name']} has changed since {source.folder} was made from it",

@@ -118,9 +118,6 @@ class Methods:
                 raise UsageError(f"there is no method {name!r}", fix=f"there are {', '.join((*METHODS, *PROMPTING))}")
         is_all = ALL in names
         entries = sorted(self._entries(PROMPTING if is_all else names), key=_sort_key)
-        for ratio in ratios:
-            if all(entry.ratio != ratio for entry in entries) and (not names or is_all or CCOT in names):
-                raise self._untrained_ratio(ratio)
         chosen = [
             each
             for each in entries
@@ -128,6 +125,13 @@ class Methods:
             # A ratio does not rule out a method that was named and has a fixed ratio, such as `direct`.
             and (not ratios or each.ratio in ratios or (each.name in names and fixed_ratio(each.name) is not None))
         ]
+        unmet = [ratio for ratio in ratios if all(each.ratio != ratio for each in chosen)]
+        in_ratios = [CCOT] if not names or is_all else [name for name in names if fixed_ratio(name) is None]
+        if unmet and in_ratios:
+            # At 0 and 1 there is another method than CCoT.
+            if CCOT in in_ratios and unmet[0] not in self.ratios:
+                raise self._untrained_ratio(unmet[0])
+            raise self._untrained_name(in_ratios[0], unmet, entries)
         for name in names if not is_all else ():
             if all(each.name != name for each in chosen):
                 raise self._untrained_name(name, ratios, entries)

@@ -19,10 +19,10 @@ from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
 from ccot_cli.models.selection.gold import STORED_DTYPE, fits, gold_states, solution_order
 from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import building, pass_tokens
+from ccot_cli.stages.inputs import building, pass_tokens, ready_result
 from ccot_cli.stages.problems import PROBLEMS_FILE, StoredProblem, digest, json_lines, stored_problems
-from ccot_cli.stages.sharing import write_records
-from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
+from ccot_cli.stages.sharing import write_records, written_bytes
+from ccot_cli.workspace.artifact import ArtifactSpec
 from ccot_cli.workspace.build import Build
 from ccot_cli.workspace.workspace import Workspace
 
@@ -42,6 +42,8 @@ class PrecomputeResult:
     """False if only the scorer's layer is stored. `score` then runs θ a second time."""
     num_shards: int
     seconds: float
+    batch_tokens: int = 0
+    """Most tokens in one forward pass. `score` runs θ over the same batches."""
     was_ready: bool = False
 
 
@@ -77,11 +79,13 @@ def run(
     if dry_run:
         # `ready` would refuse to replace an artifact, but a plan replaces none.
         match = workspace.matching(spec)
-        return _ready_result(match) if match and match.is_complete() else plan
-    if ready := ranks.first(lambda: workspace.ready(spec)):
-        return _ready_result(ready)
+        if match and match.is_complete():
+            return match.read_as(PrecomputeResult, {**match.manifest.summary, "was_ready": True})
+        return plan
+    if ready := ranks.first(lambda: ready_result(workspace, spec, PrecomputeResult)):
+        return ready
     if not force:
-        ranks.first(lambda: _refuse_what_does_not_fit(workspace, theta, settings, plan))
+        ranks.first(lambda: _refuse_what_does_not_fit(workspace, theta, settings, plan, written_bytes(workspace, spec)))
     progress.say(f"about {human_bytes(plan.num_bytes)} of hidden states")
     started = time.perf_counter()
     with building(workspace, spec, progress, shares_folder=True) as build:
@@ -89,7 +93,7 @@ def run(
         ranks.first(lambda: _write_problems(build.folder, stored))
         num_shards, seconds = len(shard_paths(build.folder)), time.perf_counter() - started
         result = replace(plan, num_shards=num_shards, seconds=seconds)
-        build.summary.update(asdict(result), batch_tokens=pass_tokens(theta, settings))
+        build.summary.update(asdict(result))
     return result
 
 
@@ -103,10 +107,9 @@ def _write_states(
 ) -> None:
     config = settings.precompute
     indices = range(theta.num_layers + 1) if plan.is_every_index else [config.scorer_layer]
-    batch_tokens = pass_tokens(theta, settings)
 
     def make(wanted: frozenset[int]) -> Iterator[Record]:
-        states = gold_states(theta, encoded, indices=indices, batch_tokens=batch_tokens, wanted=wanted)
+        states = gold_states(theta, encoded, indices=indices, batch_tokens=plan.batch_tokens, wanted=wanted)
         return (make_record(number, encoded[number], states_JID) for number, states_JID in states)
 
     write_records(
@@ -163,23 +166,35 @@ def _plan(
         is_every_index=is_every_index,
         num_shards=-(-num_bytes // (settings.precompute.shard_megabytes * MEGABYTE)),
         seconds=0.0,
+        batch_tokens=pass_tokens(theta, settings),
     )
 
 
-def _refuse_what_does_not_fit(workspace: Workspace, theta: Theta, settings: Settings, plan: PrecomputeResult) -> None:
+def _refuse_what_does_not_fit(
+    workspace: Workspace, theta: Theta, settings: Settings, plan: PrecomputeResult, num_written: int
+) -> None:
+    """Refuse a plan if the disk, or `max_disk`, has no room for it.
+
+    Args:
+        num_written: Bytes that an interrupted attempt has written; they need no more room.
+    """
     limit = settings.precompute.max_disk
     if limit is not None and plan.num_bytes > limit * 1e9:
         raise ResourceError(
             f"even one hidden-state index needs {plan.num_bytes / 1e9:,.2f} GB, but --max-disk allows {limit:,} GB",
             fix="a larger --max-disk, or fewer problems with --limit",
         )
-    room = f"{free_bytes(workspace.root) * 0.9 / 1e9:.1f}"
-    one_index = (
-        f"add --max-disk {room}    (stores index {settings.precompute.scorer_layer} only; "
-        "score computes the others in a second pass)"
-    )
-    fewer_problems = "fewer problems with --limit, or --force"
-    check_space(workspace.root, plan.num_bytes, fix=one_index if plan.is_every_index else fewer_problems)
+    room = free_bytes(workspace.root) * 0.9
+    if num_written:  # Another plan would delete that.
+        fix = "free some space, or --force"
+    elif plan.is_every_index and plan.num_bytes / (theta.num_layers + 1) <= room:
+        fix = (
+            f"add --max-disk {room / 1e9:.4g}    (stores index {settings.precompute.scorer_layer} only; "
+            "score computes the others in a second pass)"
+        )
+    else:
+        fix = "fewer problems with --limit, or --force"
+    check_space(workspace.root, plan.num_bytes - num_written, fix=fix)
 
 
 def make_record(number: int, problem: EncodedProblem, states_JID: torch.Tensor) -> Record:
@@ -206,9 +221,3 @@ def make_record(number: int, problem: EncodedProblem, states_JID: torch.Tensor) 
 def _write_problems(folder: Path, stored: list[StoredProblem]) -> None:
     with commit(folder / PROBLEMS_FILE) as part:
         part.write_text("\n".join(json_lines(stored)) + "\n", encoding="utf-8")
-
-
-def _ready_result(ready: Artifact) -> PrecomputeResult:
-    # `batch_tokens` is for `score`.
-    recorded = {name: value for name, value in ready.manifest.summary.items() if name != "batch_tokens"}
-    return ready.read_as(PrecomputeResult, {**recorded, "was_ready": True})

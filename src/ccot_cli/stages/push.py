@@ -11,11 +11,13 @@ from ccot_cli.files import is_full
 from ccot_cli.hub import is_offline
 from ccot_cli.names import SETTINGS_FILE, TRAIN_BASELINE, TRAIN_DECODER, TRAIN_PSI
 from ccot_cli.stages import export
-from ccot_cli.workspace.archive import INDEX_FILE, RESULTS_FILE, unpack
+from ccot_cli.workspace.archive import ADAPTER_FOLDER, INDEX_FILE, RESULTS_FILE, unpack
 from ccot_cli.workspace.workspace import Workspace
 
 HUB_PREFIX = "hf://"
 """Begins the name of a repository where a file could be named too."""
+FOLDERS = (TRAIN_PSI, TRAIN_DECODER, TRAIN_BASELINE, ADAPTER_FOLDER)
+"""Of an archive, those that another one may lack."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class PushResult:
     """Stage and key of each."""
     asked_private: bool
     """Whether the repository was to be private; one that existed before stays as it was."""
+    is_model_local: bool
+    """Whether θ is a folder or a file, which whoever imports the methods has to have."""
 
 
 def run(source: Path, repository: str, keys: Sequence[str] = (), *, is_public: bool = False) -> PushResult:
@@ -72,9 +76,10 @@ def run(source: Path, repository: str, keys: Sequence[str] = (), *, is_public: b
                 repo_id=repository,
                 folder_path=folder,
                 commit_message=f"Methods trained with ccot {index.ccot}",
-                delete_patterns=[*(f"{stage}/*" for stage in (TRAIN_PSI, TRAIN_DECODER, TRAIN_BASELINE)), RESULTS_FILE],
+                delete_patterns=[*(f"{each}/*" for each in FOLDERS), RESULTS_FILE],
             )
-    return PushResult(str(url), [f"{each.stage}/{each.key}" for each in index.methods], not is_public)
+    methods = [f"{each.stage}/{each.key}" for each in index.methods]
+    return PushResult(str(url), methods, not is_public, index.model.is_local)
 
 
 def fetch(repository: str, folder: Path) -> None:

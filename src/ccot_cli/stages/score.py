@@ -28,7 +28,7 @@ from ccot_cli.stages.inputs import building, load_matching_theta, ready_result
 from ccot_cli.stages.precompute import make_record
 from ccot_cli.stages.problems import read_problems
 from ccot_cli.stages.selectors import all_positions, fit_selector, has_sound_selector
-from ccot_cli.stages.sharing import write_records
+from ccot_cli.stages.sharing import write_records, written_bytes
 from ccot_cli.tensors.select import even, num_kept, overlap
 from ccot_cli.workspace.artifact import Artifact, ArtifactSpec
 from ccot_cli.workspace.build import Build
@@ -98,7 +98,9 @@ def run(
     num_train = source.manifest.summary["num_train"]
     ranks.first(
         lambda: check_space(
-            workspace.root, _num_bytes(theta, problems, ratio), fix="free some space, or choose a smaller --ratio"
+            workspace.root,
+            _num_bytes(theta, problems, ratio) - written_bytes(workspace, spec),
+            fix="free some space, or choose a smaller --ratio",
         )
     )
     with building(workspace, spec, progress, shares_folder=True) as build:

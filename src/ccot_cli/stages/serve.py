@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from ccot_cli.config import Settings
 from ccot_cli.errors import BusyError, CcotError, UsageError
 from ccot_cli.models.methods.loading import fixed_ratio
-from ccot_cli.names import CCOT, parse_ratio
+from ccot_cli.names import CCOT, GOLD, parse_ratio
 from ccot_cli.stages.ask import BATCH_SIZE, Asker, AskResult
 from ccot_cli.stages.methods import find_methods
 from ccot_cli.workspace.workspace import Workspace
@@ -69,7 +69,8 @@ class Models:
     def __init__(self, workspace: Workspace | None, settings: Settings) -> None:
         self._methods = find_methods(workspace, settings)
         self._askers: dict[str, Asker] = {}
-        self.all = [Model(each.name, each.ratio) for each in self._methods.choose()]
+        # The ceiling reads chains, which questions do not have.
+        self.all = [Model(each.name, each.ratio) for each in self._methods.choose() if each.name != GOLD]
         if self._methods.are_shipped:
             self.all.insert(0, self.find(CCOT))
 
@@ -80,8 +81,14 @@ class Models:
 
     @property
     def default(self) -> Model:
-        """CCoT at the usual ratio, or the trained one that is nearest to it; without CCoT, the first method."""
-        return self.find(CCOT) if any(model.method == CCOT for model in self.all) else self.all[0]
+        """CCoT at the usual ratio, or the trained one that is nearest to it; without CCoT, the first method.
+
+        Raises:
+            CcotError: if there is none.
+        """
+        if not self.all or any(model.method == CCOT for model in self.all):
+            return self.find(CCOT)
+        return self.all[0]
 
     def find(self, name: str, method: str | None = None, ratio: Decimal | None = None) -> Model:
         """Find the model that a client names.

@@ -7,9 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 
 from ccot_cli import ranks
-from ccot_cli.data.shards import Record, ShardWriter, missing_shards, plan_shards
+from ccot_cli.data.shards import Record, ShardWriter, missing_shards, plan_shards, shard_paths
 from ccot_cli.progress import Progress
-from ccot_cli.workspace.build import Build
+from ccot_cli.workspace.artifact import ArtifactSpec
+from ccot_cli.workspace.build import Build, replacement_folder
+from ccot_cli.workspace.workspace import Workspace
+
+
+def written_bytes(workspace: Workspace, spec: ArtifactSpec) -> int:
+    """Return the size of the shards that need no more room: an attempt to make the artifact reuses or removes them.
+
+    Those of another finished artifact stay until the new one takes its place.
+    """
+    folder = workspace.folder(spec.stage, spec.key)
+    is_another = workspace.artifact(spec.stage, spec.key) is not None and workspace.matching(spec) is None
+    places = [replacement_folder(folder), *([] if is_another else [folder])]
+    return sum(path.stat().st_size for place in places for path in shard_paths(place))
 
 
 def write_records(

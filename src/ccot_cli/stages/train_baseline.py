@@ -44,7 +44,7 @@ class TrainBaselineResult:
     decoding: dict[str, Any] = field(default_factory=dict)
     """The caps that accuracy and tokens were measured with."""
     kept_step: int | None = None
-    """The step whose weights did best on validation problems, and were kept; None if the last ones were."""
+    """The step whose weights did best on validation problems, and were kept; None if an older version trained it."""
     was_ready: bool = False
 
 

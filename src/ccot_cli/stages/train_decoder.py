@@ -44,7 +44,7 @@ class TrainDecoderResult:
     train_loss: float
     """Mean loss of the last epoch."""
     num_problems: int
-    """Problems that it learned from; those longer than the model's positions count too, though it did not."""
+    """Problems that it learned from; also those of which every lesson was left out."""
     num_validation: int
     explanations: dict[str, Any]
     """The fields of `Explanations`, measured on the validation problems."""
