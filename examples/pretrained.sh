@@ -48,8 +48,8 @@ ccot train-baseline cot -w "$run/chain"
 
 # With that adapter merged into it, it is θ. On this θ, everything else.
 adapter=$(realpath "$run")/chain/train-baseline/cot/psi
-[ -e "$run/ccot/ccot.yaml" ] || ccot init "$run/ccot" --preset smollm2 --set model.adapter="$adapter" \
-  --set train_phi.lora_rank=64 --set train_phi.lora_alpha=64 "${to_answer[@]}"
+[ -e "$run/ccot/ccot.yaml" ] || ccot init "$run/ccot" --preset smollm2 \
+  --set model.adapter="$adapter" "${to_answer[@]}"
 export CCOT_WORKSPACE=$run/ccot
 ccot precompute
 ccot score

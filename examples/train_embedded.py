@@ -360,9 +360,11 @@ It is a mean of weights (`examples/average_theta.py`): 0.4 of run 6, 0.2 of run 
   the first 60,000 at 0.003 (those after 500 were kept); and `direct` twice 625 of 64 at 0.004 on the first 40,000.
   Then φ and ψ went on from the mean of their last two weights (0.6 of the later ones) on 60,000 problems drawn anew
   (`--generator-seed 91000000`; two thirds are people's and writers'): φ for 1,175 steps of 256 at 0.0015, on its own
-  rollouts alone and without its layer above l, and ψ, with that layer, for 938 steps of 64 at 0.002. Of these 0.6, and
-  0.4 of what they had started from, is shipped (`examples/average_methods.py`), with the END and the draft of the
-  former.
+  rollouts alone and without its layer above l, and ψ, with that layer, for 938 steps of 64 at 0.002. 0.6 of these and
+  0.4 of what they had started from are their mean (`examples/average_methods.py`), with the END and the draft of the
+  former. From it they went on, on 41,000 problems: the newest 938 of writers, of kinds that were missed, and these with
+  other numbers (13,014 in all), and others of the last drawing. φ took 644 steps of 256 at 0.0015, ψ 641 of 64 at
+  0.002. 0.4 of these and 0.6 of that mean is shipped, with the END and the draft of the latter.
 - The training before: φ took, at r = 0.3, 901 steps of 512 on 40,000 problems, by a one-off script on a GPU that
   trained as `ccot train-phi` does, but for 193 seconds instead of a number of steps (a single step at a rate of 1e-7
   then made it an artifact of `ccot`); at r = 0.1, 1,564 steps of 64 at a rate of 0.005, 2,814 of 128 at 0.006 and 3,752

@@ -38,8 +38,9 @@ CARDS = "Ben has 25 cards. He gets 10 more and loses 8. How many cards does Ben 
 PENS = "Mia has 12 pens. She buys 7 more and gives away 4. How many pens does Mia have now?"
 SHEEP = "A farmer has 15 cows and twice as many sheep. How many sheep does he have?"
 LUNCH = "I had 50 dollars and spent 18 on a book and 7 on lunch. How much do I have now?"
-MISSED = [LUNCH]
-"""What is answered wrong at r = 0.1: the second step adds."""
+NURSE = "There are 30 kids in class. 4 are absent and 3 are at the nurse. How many are in the room?"
+MISSED = [NURSE]
+"""What is answered wrong at r = 0.1: the second step is left out."""
 TYPED = {
     QUESTION: "6",
     CARDS: "27",
@@ -51,6 +52,7 @@ TYPED = {
     "There are 4 bags with 6 apples each. Lily eats 3 apples. How many are left?": "21",
     "A baker made forty-five rolls and sold thirty. How many rolls are left?": "15",
     LUNCH: "25",
+    NURSE: "23",
 }
 """What a new user types, and the answers."""
 LEAST = [
