@@ -68,8 +68,8 @@ WRITTEN, OTHER_TEXTS = Path("examples/written_problems.jsonl"), Path("examples/o
 NUM_DOMAIN_PROBLEMS, NUM_DOMAIN_WRITTEN = 23_000, 20_292
 """Problems in the record of training questions: of the generator, and the first of writers.
 
-With all 26,681 of writers, 12 fewer of their 3,051 held-out problems are called outside, but 52 instead of 53 of the 55
-news reports with several numbers, and fewer texts of other kinds.
+With 26,681 of writers, all there were, 12 fewer of their 3,051 held-out problems are called outside, but 52 instead of
+53 of the 55 news reports with several numbers, and fewer texts of other kinds.
 """
 LEAST_CONFIDENCE = 0.5
 """Below this calibrated confidence an answer is called a guess: it is more likely wrong than right."""

@@ -40,9 +40,14 @@ def ready_result(workspace: Workspace, spec: ArtifactSpec, kind: type[Result]) -
         BusyError: if another process works on this workspace.
     """
     if ready := workspace.ready(spec):
-        return ready.read_as(kind, {**ready.manifest.summary, "was_ready": True})
+        return as_ready(ready, kind)
     workspace.refuse_while_busy()
     return None
+
+
+def as_ready(artifact: Artifact, kind: type[Result]) -> Result:
+    """Return the result that an artifact records, as one that was ready."""
+    return artifact.read_as(kind, {**artifact.manifest.summary, "was_ready": True})
 
 
 @contextmanager

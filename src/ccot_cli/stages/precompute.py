@@ -19,7 +19,7 @@ from ccot_cli.models.base.theta import Theta, load_theta, weights_hash
 from ccot_cli.models.selection.gold import STORED_DTYPE, fits, gold_states, solution_order
 from ccot_cli.names import PRECOMPUTE
 from ccot_cli.progress import Progress
-from ccot_cli.stages.inputs import building, pass_tokens, ready_result
+from ccot_cli.stages.inputs import as_ready, building, pass_tokens, ready_result
 from ccot_cli.stages.problems import PROBLEMS_FILE, StoredProblem, digest, json_lines, stored_problems
 from ccot_cli.stages.sharing import write_records, written_bytes
 from ccot_cli.workspace.artifact import ArtifactSpec
@@ -80,7 +80,7 @@ def run(
         # `ready` would refuse to replace an artifact, but a plan replaces none.
         match = workspace.matching(spec)
         if match and match.is_complete():
-            return match.read_as(PrecomputeResult, {**match.manifest.summary, "was_ready": True})
+            return as_ready(match, PrecomputeResult)
         return plan
     if ready := ranks.first(lambda: ready_result(workspace, spec, PrecomputeResult)):
         return ready

@@ -37,9 +37,10 @@ class Probe:
 def fit_probe(states_MD: Tensor, labels_M: Tensor) -> Probe:
     """Fit a probe by ridge regression onto one-hot labels; the tensors are on the CPU."""
     classes_C, class_M = torch.unique(labels_M, return_inverse=True)
+    states_MD = states_MD.float()
     # States grow from index to index, and the penalty must not.
-    scale = states_MD.float().square().mean().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
-    design_MD = _with_bias(states_MD.float() / scale)
+    scale = states_MD.square().mean().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+    design_MD = _with_bias(states_MD / scale)
     gram_DD = design_MD.T @ design_MD + PENALTY * torch.eye(design_MD.shape[1])
     sum_CD = torch.zeros(len(classes_C), design_MD.shape[1]).index_add_(0, class_M, design_MD)
     weights_DC = torch.linalg.solve(gram_DD, sum_CD.T)

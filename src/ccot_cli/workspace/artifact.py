@@ -194,11 +194,14 @@ class Artifact:
         Raises:
             CorruptError: if one is not as the manifest says.
         """
-        root = self.folder.parent if self.manifest.key is None else self.folder.parent.parent
-        verify = f"{shlex.join(['ccot', 'verify', '-w', str(root)])} tells what to do"
-        is_trained = self.manifest.stage.startswith("train-")
         for path, reason in self.damaged(*names):
-            raise CorruptError(f"{path} {reason}", fix=retrain_hint(self.folder) if is_trained else verify)
+            raise CorruptError(f"{path} {reason}", fix=self._repair_hint())
+
+    def _repair_hint(self) -> str:
+        if self.manifest.stage.startswith("train-"):
+            return retrain_hint(self.folder)
+        root = self.folder.parent if self.manifest.key is None else self.folder.parent.parent
+        return f"{shlex.join(['ccot', 'verify', '-w', str(root)])} tells what to do"
 
     def damaged(self, *names: str) -> Iterator[tuple[Path, str]]:
         """Read files, all if none is named; yield the path of each that is not as the manifest says, and why."""

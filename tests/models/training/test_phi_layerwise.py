@@ -3,7 +3,7 @@
 import gc
 import random
 from itertools import islice
-from math import inf
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from ccot_cli.models.base.adapters import PHI, Adapters
 from ccot_cli.models.base.theta import Theta
 from ccot_cli.models.decoding.query import encode_query
 from ccot_cli.models.selection.gold import GoldExample
+from ccot_cli.models.training import phi_layerwise
 from ccot_cli.models.training.optimiser import Optimiser
 from ccot_cli.models.training.phi_layerwise import stored_bytes, train_layerwise
 from ccot_cli.tensors.losses import scaled_mse
@@ -110,6 +111,13 @@ def test_a_layer_ends_with_the_weights_that_do_best_on_validation_examples(llama
     for report in reports:
         loss = whole_model_loss(adapters, examples[4:], report.layer).item()
         assert loss == pytest.approx(report.validation_loss, rel=1e-4)
+
+
+def test_a_validation_loss_that_is_no_number_is_the_worst(llama: Theta, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples, losses = phi_examples(llama, 8), iter([1.0, nan, 0.6, nan, 0.5, 0.7] * llama.num_layers)
+    monkeypatch.setattr(phi_layerwise, "_validation_loss", lambda *_: next(losses))
+    reports = list(train_layerwise(shaken(llama), examples, examples[:2], layerwise_config(epochs=5)))
+    assert [(report.kept_epoch, report.validation_loss) for report in reports] == [(4, 0.5)] * llama.num_layers
 
 
 def test_in_bfloat16_every_layer_learns_what_it_learns_in_float32(make_theta: MakeTheta) -> None:

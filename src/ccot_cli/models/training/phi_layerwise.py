@@ -276,21 +276,24 @@ def _train_layer(
     untrained_loss = _validation_loss(adapters, validation, index)
     adapters.train_only(parameters)
     shuffler = random.Random(f"{config.seed}/{index}")
-    best, lowest = None, inf
+    best: LayerReport | None = None
     for epoch in range(1, config.epochs + 1):
         losses = []
         for batch in _prefetched(shuffler.sample(train, len(train)), index):
             losses.append(optimiser.step_on(range(batch.num_examples), partial(_part_loss, adapters, batch)))
             on_step(index, losses[-1])
         validation_loss = _validation_loss(adapters, validation, index)
-        # A loss that is not a number is the worst.
-        if best is None or validation_loss < lowest:
+        if best is None or _or_worst(validation_loss) < _or_worst(best.validation_loss):
             best = LayerReport(index, mean_loss(losses), validation_loss, untrained_loss, epoch)
-            lowest = validation_loss if isfinite(validation_loss) else inf
             optimiser.keep()
     optimiser.restore()
     assert best is not None, "a layer is trained for an epoch at least"
     return best
+
+
+def _or_worst(loss: float) -> float:
+    """Return a loss; infinity for one that is not a number."""
+    return loss if isfinite(loss) else inf
 
 
 def _part_loss(adapters: Adapters, batch: _LabelledInput, part: Sequence[int], whole: Sequence[int]) -> Tensor:
